@@ -25,7 +25,7 @@ import labkit  # noqa: E402
 from benchmarks import machine  # noqa: E402
 from labkit.datasets.embedded import passages  # noqa: E402
 from labkit.objectives import Collator, corruption_for, loss  # noqa: E402
-from labkit.run_folder import RunFolder  # noqa: E402
+from labkit.run_folder import RunFolder, read_json  # noqa: E402
 from labkit.tasks import lm as task  # noqa: E402
 from labkit.tasks.base import pad_id  # noqa: E402
 from labkit.training import draw, preset, settled, train  # noqa: E402
@@ -80,8 +80,9 @@ def one_run(model: str, objective: str, options: argparse.Namespace, seed: int, 
             evaluate=lambda net: score(net, "after"),
             log=lambda text: None,
         )
+        history = read_json(run.path / "trainer_state.json")["log_history"]
     print(f"{objective}, seed {seed}: {outcome['seconds']:,.0f} s of training", file=sys.stderr, flush=True)
-    scored = [entry for entry in outcome["history"] if "accuracy" in entry]
+    scored = [entry for entry in history if "accuracy" in entry]
     curve = [{key: entry[key] for key in ("step", "nats", "accuracy", "top_5")} for entry in scored]
     states["after"] = {key: curve[-1][key] for key in ("nats", "accuracy", "top_5")}
     cost = {key: outcome[key] for key in ("seconds", "tokens_per_second", "peak_memory_bytes")}

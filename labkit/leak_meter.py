@@ -16,6 +16,7 @@ import functools
 import json
 import math
 import statistics
+from collections import defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
@@ -58,13 +59,13 @@ class Arm:
 
     name: str
     steps: list[int]
-    curves: list[list[float]] = field(default_factory=list)
-    truncated: list[float] = field(default_factory=list)
-    in_sight: list[float] = field(default_factory=list)
-    copy_rate: list[float] = field(default_factory=list)
-    copy_rate_training: list[float] = field(default_factory=list)
-    reported: list[float] = field(default_factory=list)
-    next_token: list[float] = field(default_factory=list)
+    curves: list[list[float]]
+    truncated: list[float]
+    in_sight: list[float]
+    copy_rate: list[float]
+    copy_rate_training: list[float]
+    reported: list[float]
+    next_token: list[float]
     free_running: list[float] = field(default_factory=list)
 
     @property
@@ -120,9 +121,6 @@ def leak_meter(
         loss: `loss(logits, ids)` that is trained on, in nats per token; by default the cross entropy of the next token.
             Give your own to find out whether its labels are right.
         seeds: of the factory, the order of the rows and dropout; two or more, all different.
-
-    Raises:
-        DataError: with these arguments nothing can be measured; the message says why. TrainingError: it diverged.
     """
     seeds = tuple(seeds)
     if len(seeds) < 2 or len(set(seeds)) < len(seeds):
@@ -131,14 +129,14 @@ def leak_meter(
         numbers = f"steps={steps}, batch_size={batch_size}, length={length}"
         raise DataError(f"{numbers}: give whole numbers from 1, and a length from 2")
     study = _Study(data, length, loss or next_token_loss, steps, batch_size, learning_rate)
-    arms: dict[str, Arm] = {}
-    trained: dict[str, list[nn.Module]] = {}
+    trained: dict[str, list[nn.Module]] = defaultdict(list)
+    measured: dict[str, dict[str, list]] = defaultdict(lambda: defaultdict(list))
     for seed in tqdm(seeds, unit="seed", disable=None, leave=False):  # disable=None: on a terminal only
         for name, twin in _twins(model, seed, study).items():
-            arm = arms.setdefault(name, Arm(name, study.measured_at))
+            trained[name].append(twin)
             for key, number in (study.train(twin, seed) | study.measure(twin, seed)).items():
-                getattr(arm, key).append(number)
-            trained.setdefault(name, []).append(twin)
+                measured[name][key].append(number)
+    arms = {name: Arm(name, study.measured_at, **numbers) for name, numbers in measured.items()}
     floor = math.log(data) if isinstance(data, int) else None
     leaks = {name: why for name, arm in arms.items() if (why := _verdict(arm, floor, study))}
     if floor is None and AS_BUILT not in leaks:
@@ -164,20 +162,19 @@ class _Study:
     """The rows, and how every twin is trained and measured.
 
     The rows are uniformly random, never the same twice, or lie at random places in a text, which is trained on in its
-    first nine tenths and measured in its last. alphabet: the token ids that occur. last_steps: the steps at the end
-    over which `Arm.reported` is averaged.
+    first nine tenths and measured in its last. `alphabet`: the token ids that occur.
     """
 
     def __init__(self, data: Tensor | int, length: int, loss, steps: int, batch_size: int, rate: float):
         self.length, self.loss, self.steps, self.batch_size, self.rate = length, loss, steps, batch_size, rate
         self.measured_at = sorted({*range(0, steps + 1, max(1, steps // 20)), steps})
-        self.last_steps = max(1, steps // 10)
+        self.last_steps = max(1, steps // 10)  # over which `Arm.reported` is averaged
         if isinstance(data, int):
             if data < 2:
                 raise DataError(f"random tokens need a vocabulary of at least 2, not {data}")
             self.text, self.alphabet = None, torch.arange(data)
             return
-        if data.ndim != 1 or data.is_floating_point() or data.dtype == torch.bool or int(data.min()) < 0:
+        if data.ndim != 1 or data.is_floating_point() or int(data.min()) < 0:
             shape = f"{data.dtype} {tuple(data.shape)} from {data.min().item()}"
             raise DataError(f"a text is one line of token ids from 0, (tokens,), not {shape}")
         if len(data) <= 10 * length:
@@ -196,7 +193,7 @@ class _Study:
         return ids.unfold(0, self.length, 1)[starts].to(device)
 
     def train(self, model: nn.Module, seed: int) -> dict[str, Any]:
-        """Train on the same batches for every twin of a seed; returns `curves`, `reported` and `next_token` of it."""
+        """Train on the same batches for every twin of a seed; `curves`, `reported` and `next_token`."""
         held_out = self.draw(MEASURED_ROWS, seed, MEASURING, model)
         optimizer = torch.optim.AdamW(model.parameters(), lr=self.rate, weight_decay=0.0)
         warmup = torch.optim.lr_scheduler.LinearLR(optimizer, 0.1, total_iters=self.last_steps)
@@ -224,7 +221,7 @@ class _Study:
 
     @torch.no_grad()
     def measure(self, model: nn.Module, seed: int) -> dict[str, float]:
-        """The other numbers of an `Arm`, of the trained model, which is left in evaluation mode."""
+        """The other numbers of an `Arm`; the model is left in evaluation mode."""
         ids = self.draw(FEW_ROWS, seed, MEASURING, model)
         copying = self.copy_rate(model.train(), ids, seed)
         model.eval()
@@ -259,15 +256,12 @@ class _Study:
 
 
 def _twins(model: nn.Module | Callable[[int], nn.Module], seed: int, study: _Study) -> dict[str, nn.Module]:
-    """The model, or what the factory makes of this seed, and an unmasked copy where labkit can make one; in float32.
-
-    One row is tried, so that a model that does not fit the data is an error before training.
-    """
+    """The model, or what the factory makes of this seed, and an unmasked copy where labkit can make one; in float32."""
     with random_state_kept(seed):
         as_built = copy.deepcopy(model if isinstance(model, nn.Module) else model(seed)).float()
     name, length, top = type(as_built).__name__, study.length, int(study.alphabet.max())
     ids = study.draw(1, 0, MEASURING, as_built)
-    ids[0, 0] = top
+    ids[0, 0] = top  # one row is tried, so that a model that does not fit the data is an error before training
     try:
         with evaluating(as_built):
             shape = tuple(logits_of(as_built, ids).shape)

@@ -157,7 +157,7 @@ OBJECTIVES = {
 
 
 def by_name(name: str) -> Objective:
-    """The objective called `name`. Raises DataError, listing the choices, if there is none."""
+    """The objective called `name`."""
     require_one_of("the objective", name, OBJECTIVES)
     return OBJECTIVES[name]
 
@@ -208,9 +208,6 @@ def loss(model: nn.Module, batch: dict[str, Tensor], objective: str) -> Float[Te
 
     "next", "mlm" and "mntp" use the model's own attention (convert it first: `labkit.to_bidirectional`); for "prefix"
     and "hybrid" the mask of the batch is put in force for this pass.
-
-    Raises:
-        DataError: no position is counted, so there is no mean.
     """
     from labkit.decoder.hooks import masked
 
@@ -310,11 +307,7 @@ def word_starts(tokenizer: Any) -> Bool[Tensor, " vocab"]:
 
 
 def corruption_for(tokenizer: Any, rate: float = 0.15, whole_words: bool = False) -> Corruption:
-    """The Corruption of a tokenizer that has a mask token (see `labkit.tasks.lm.ensure_mask_token`).
-
-    Raises:
-        DataError: the tokenizer has no mask token.
-    """
+    """The Corruption of a tokenizer that has a mask token (see `labkit.tasks.lm.ensure_mask_token`)."""
     if tokenizer.mask_token_id is None:
         spelled = tokenizer.convert_ids_to_tokens(tokenizer.encode("[MASK]", add_special_tokens=False)[0])
         raise DataError(

@@ -26,7 +26,7 @@ from labkit.errors import DataError, TrainingError
 from labkit.models.cards import save
 from labkit.objectives import Collator, generator, loss
 from labkit.run_folder import Log, RunFolder, process_count, to_stderr
-from labkit.training import Items, preset, settled, steps, train
+from labkit.training import per_step, preset, settled, steps, train
 
 END, PAD, MASK = "<|endoftext|>", "<pad>", "<mask>"  # ids 0, 1, 2; <mask> is for a later training
 
@@ -60,14 +60,8 @@ def pretrain(
 ) -> dict[str, Any]:
     """Train a tokenizer and a GPT-2 on `texts` (files and folders); returns the metrics and leaves a run folder.
 
-    Args:
-        settings: hyperparameters of `labkit.training.preset`.
-        held_out: the last fraction of each text, which is never trained on; bits per byte are measured there.
-        repeats, first_length: as in `TextRows`.
-        resume: continue the run in `output_dir`.
-
-    Raises:
-        DataError: no text, or less of it than one row. TrainingError: see `RunFolder.alone` and `training.train`.
+    `settings`: of `labkit.training.preset`. `held_out`: the last fraction of each text, which is never trained on; bits
+    per byte are measured there. `repeats`, `first_length`: as in `TextRows`.
     """
     shape = shape or Shape()
     settings = settled(settings or preset("lm", learning_rate=1e-3), "gpt2", log)
@@ -92,31 +86,25 @@ def pretrain(
     n_steps = steps((len(ids) - 1) // shape.context, settings)
     log(f"{len(documents)} text(s): {len(ids):,} tokens to train on, {n_eval:,} bytes held out")
     log(f"GPT-2 of {model.num_parameters() / 1e6:.1f} M parameters, {n_steps:,} steps")
-    rows_per_step = settings["per_device_train_batch_size"] * settings["gradient_accumulation_steps"] * process_count()
-    rows = TextRows(ids, n_steps * rows_per_step, shape.context, settings["seed"], first_length, repeats)
+    rows = TextRows(ids, n_steps * per_step(settings), shape.context, settings["seed"], first_length, repeats)
     collator = Collator("next", pad_id=tokenizer.pad_token_id)
 
     def scores(model: nn.Module) -> dict[str, float]:
         return {name: bits_per_byte(model, tokenizer, text) for name, text in held.items()}
 
-    def evaluate(model: nn.Module) -> dict[str, float]:
-        log("  " + sample(model, tokenizer, seed=settings["seed"]))
-        return {"bits_per_byte": statistics.fmean(scores(model).values())} if held else {}
-
     with RunFolder.alone(output_dir, config, resume=resume) as run:
         outcome = train(
             model,
-            Items(rows.count, rows.make),
+            rows,
             collate=lambda batch: collator(rows.pieces(batch)),
             loss=lambda model, batch: loss(model, batch, "next"),
             settings=settings,
             run=run,
             tokens=lambda k: shape.context,
-            evaluate=evaluate,
+            evaluate=lambda model: {"bits_per_byte": statistics.fmean(scores(model).values())} if held else {},
             log=log,
         )
-        run.write_folder("model", lambda folder: save(folder, model, tokenizer))
-        run.write_json("trainer_state.json", {"log_history": outcome.pop("history")})
+        run.write("model", lambda folder: save(folder, model, tokenizer))
         with evaluating(model):
             metrics = outcome | {"bits_per_byte": scores(model)}
         metrics |= {"n_train": len(ids), "n_eval": n_eval, "parameters": model.num_parameters()}
@@ -132,7 +120,7 @@ class TextRows:
     rows change as the run goes on, so that heads which attend to earlier tokens form quickly.
 
     Attributes:
-        ids: of the text, (tokens,). count: rows of the whole run. context: tokens per row.
+        ids: of the text, (tokens,). count: of rows. context: tokens per row.
         first_length: for the first half of the run each row is cut into pieces of this many tokens, which do not attend
             to each other. The pieces then double in equal stages, and are whole rows in the last fifth.
         repeats: fraction of the pieces that repeat one passage of 4 to 64 tokens (at most 3/8 of the piece), half of
@@ -147,6 +135,9 @@ class TextRows:
     first_length: int | None = None
     repeats: float = 0.0
 
+    def __len__(self) -> int:
+        return self.count
+
     def length(self, row: int) -> int:
         """Tokens per piece of row number `row`."""
         first, progress = self.first_length or self.context, row / self.count
@@ -156,8 +147,8 @@ class TextRows:
         stage = 0 if progress < 0.5 or doublings == 1 else 1 + int((progress - 0.5) / 0.3 * (doublings - 1))
         return first * 2**stage
 
-    def make(self, row: int) -> dict[str, Any]:
-        """Row number `row`, "ids" (context,), and its number, "row"."""
+    def __getitem__(self, row: int) -> dict[str, Any]:
+        """Row number `row`: "ids" (context,), and its number, "row"."""
         per_pass = (len(self.ids) - 1) // self.context
         rng = generator(self.seed, -1 - row // per_pass)
         offset = int(torch.randint(len(self.ids) - per_pass * self.context, (), generator=rng))
@@ -252,17 +243,3 @@ def bits_per_byte(model: nn.Module, tokenizer: Any, text: str) -> float:
         costs = F.cross_entropy(logits, window[1:], reduction="none")
         nats += float(costs[overlap - 1 if start else 0 :].sum())
     return nats / math.log(2) / len(text.encode())
-
-
-def sample(model: Any, tokenizer: Any, prompt: str = "\n", tokens: int = 40, seed: int = 0) -> str:
-    """A continuation of `prompt` on one line, drawn with a fixed seed; both fit into the context."""
-    context = model.config.n_positions
-    ids = torch.tensor([tokenizer(prompt, verbose=False)["input_ids"][1 - context :]], device=model.device)
-    tokens = min(tokens, context - ids.shape[1])
-    with random_state_kept(seed):
-        out = model.generate(
-            ids, attention_mask=torch.ones_like(ids), max_new_tokens=tokens, do_sample=True, top_k=40, pad_token_id=1,
-            suppress_tokens=[tokenizer.pad_token_id, tokenizer.mask_token_id],  # they occur in no text
-        )  # fmt: skip
-    text = tokenizer.decode(out[0, ids.shape[1] :]).strip().replace("\n", " / ")
-    return "".join(letter if letter.isprintable() else "�" for letter in text)  # a terminal obeys control characters

@@ -55,8 +55,7 @@ class RunFolder:
     def check(cls, path: str | Path, config: dict[str, Any], *, resume: bool) -> RunFolder:
         """The folder for a run with this configuration, which may be finished (`metrics`); nothing is written.
 
-        Raises TrainingError if the folder contains a run and `resume` is False, or its run has another configuration,
-        and OSError if it cannot be written.
+        Raises TrainingError if it contains a run and `resume` is False, or a run with another configuration.
         """
         run = cls(path)
         stored = read_json(run.path / "config.json")
@@ -82,8 +81,7 @@ class RunFolder:
     def alone(cls, path: str | Path, config: dict[str, Any], *, resume: bool) -> Iterator[RunFolder]:
         """The run in `path`, begun or to be continued, for this command alone while the block lasts.
 
-        What a killed command has left half-written is removed. Raises as `check`, and TrainingError if another command
-        works in the folder.
+        What a killed command has left half-written is removed. Raises as `check`, or if another command works there.
         """
         run = cls.check(path, config, resume=resume)
         with ExitStack() as stack:
@@ -98,7 +96,7 @@ class RunFolder:
                 for checkpoint in run.checkpoints.glob("checkpoint-*"):
                     try:
                         json.loads((checkpoint / "trainer_state.json").read_text(encoding="utf-8"))
-                    except (OSError, ValueError):  # it is written last
+                    except (OSError, ValueError):  # the file that is written last
                         shutil.rmtree(checkpoint)
                 write_whole(run.path / "config.json", _as_json(config))
             processes().wait_for_everyone()
@@ -110,25 +108,18 @@ class RunFolder:
         return read_json(self.path / "metrics.json")
 
     def write_json(self, name: str, value: Any) -> None:
-        self.write_text(name, _as_json(value))
+        self.write(name, _as_json(value))
 
-    def write_text(self, name: str, content: str) -> None:
-        self._write(write_whole, name, content)
-
-    def write_folder(self, name: str, fill: Callable[[Path], Any]) -> Path:
-        """The folder `name`, written by `fill(folder)` beside its place and moved there once it is whole."""
-        self._write(write_folder, name, fill)
-        return self.path / name
-
-    def _write(self, write: Callable[[Path, Any], None], name: str, content: Any) -> None:
+    def write(self, name: str, content: str | Callable[[Path], Any]) -> None:
+        """Write a text, or a folder that `content(folder)` fills, whole or not at all."""
         if processes().is_main_process:
             with failures_explained(self.path):
-                write(self.path / name, content)
+                (write_folder if callable(content) else write_whole)(self.path / name, content)
 
 
 @contextmanager
 def failures_explained(folder: Path) -> Iterator[None]:
-    """Raise TrainingError if the disk with `folder` or the memory is full in the block; it says how to continue."""
+    """Turn a full disk or memory in the block into a TrainingError that says how to continue."""
     try:
         yield
     except Exception as error:
@@ -157,7 +148,7 @@ def processes() -> Any:
 
 
 def read_json(path: Path) -> dict[str, Any] | None:
-    """The JSON object in `path`, or None if there is no such file. Raises TrainingError if it is damaged."""
+    """The JSON object in `path`, or None if there is no such file."""
     try:
         return json.loads(path.read_text(encoding="utf-8"))
     except (FileNotFoundError, NotADirectoryError):

@@ -11,7 +11,7 @@ import re
 import sys
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import fields
 from itertools import count
 from pathlib import Path
 from typing import Any
@@ -66,10 +66,7 @@ POSITIVE = ("num_train_epochs", "learning_rate")  # other numbers may be 0
 
 
 def preset(name: str, **changes: Any) -> dict[str, Any]:
-    """The hyperparameters of a preset with changes; a change that is None is not one.
-
-    Raises TrainingError if there is no such preset or hyperparameter, or a value makes no sense.
-    """
+    """The hyperparameters of a preset with changes; a change that is None is not one."""
     require_one_of("the preset", name, PRESETS, TrainingError)
     settings = PRESETS[name] | {key: value for key, value in changes.items() if value is not None}
     if unknown := sorted(settings.keys() - KNOWN):
@@ -89,8 +86,7 @@ def preset(name: str, **changes: Any) -> dict[str, Any]:
 def settled(settings: dict[str, Any], model_type: str, log: Log) -> dict[str, Any]:
     """The hyperparameters with what "auto" means for this model on this machine, and the trackers as a list.
 
-    `log` receives the reason for the dtype. Raises TrainingError if this machine or model cannot compute in the dtype,
-    or a tracker is not installed.
+    `log` receives the reason for the dtype.
     """
     trackers = [name for name in map(str.strip, settings["report_to"].split(",")) if name not in ("", "none")]
     installed = get_available_reporting_integrations()
@@ -102,13 +98,17 @@ def settled(settings: dict[str, Any], model_type: str, log: Log) -> dict[str, An
     return settings | {"dtype": chosen.dtype, "tf32": chosen.tf32, "report_to": trackers}
 
 
+def per_step(settings: dict[str, Any]) -> int:
+    """The items that all processes together read in an optimiser step."""
+    batch = 1 if settings["batch_tokens"] else settings["per_device_train_batch_size"]
+    return batch * settings["gradient_accumulation_steps"] * process_count()
+
+
 def steps(items: int, settings: dict[str, Any]) -> int:
     """The optimiser steps of a run on so many items per epoch; `max_steps` ends it earlier."""
-    per_step = settings["gradient_accumulation_steps"] * process_count()
-    per_step *= 1 if settings["batch_tokens"] else settings["per_device_train_batch_size"]
     limits = [settings["max_steps"]] if settings["max_steps"] > 0 else []
     if settings["num_train_epochs"] is not None:
-        limits.append(max(1, math.ceil(settings["num_train_epochs"] * items / per_step)))
+        limits.append(max(1, math.ceil(settings["num_train_epochs"] * items / per_step(settings))))
     return min(limits)
 
 
@@ -118,25 +118,21 @@ def draw(lengths: Sequence[int], settings: dict[str, Any], *, packed: bool = Fal
     Rows of similar `lengths`, in tokens, share a batch, unless they are packed, which computes no padding. With
     `batch_tokens` an item is a whole batch: as many rows as fit.
     """
-    passes = (torch.randperm(len(lengths), generator=generator(settings["seed"], k)).tolist() for k in count())
-    if tokens := settings["batch_tokens"]:
-        items = _filled(next(passes), lengths, tokens)
-        total = steps(len(items), settings) * settings["gradient_accumulation_steps"] * process_count()
-        while len(items) < total:
-            items += _filled(next(passes), lengths, tokens)
-        return items[:total]
-    batch = settings["per_device_train_batch_size"] * process_count()
-    total = steps(len(lengths), settings) * settings["gradient_accumulation_steps"] * batch
-    order: list[int] = []
-    while len(order) < total:
-        rows = next(passes)
-        if not packed:
-            begun = -len(order) % batch  # rows that complete the last batch of the pass before
+    tokens, batch = settings["batch_tokens"], settings["per_device_train_batch_size"] * process_count()
+    items: list[list[int]] = []
+    for number in count():
+        rows = torch.randperm(len(lengths), generator=generator(settings["seed"], number)).tolist()
+        if not (packed or tokens):
+            begun = -len(items) % batch  # rows that complete the last batch of the pass before
             end = begun + max(0, len(rows) - begun) // batch * batch
-            shuffle = generator(settings["seed"], -1 - len(order))
+            shuffle = generator(settings["seed"], -1 - len(items))
             rows[begun:end] = _by_length(rows[begun:end], lengths, batch, shuffle)
-        order += rows
-    return [[row] for row in order[:total]]
+        one_pass = _filled(rows, lengths, tokens) if tokens else [[row] for row in rows]
+        if number == 0:
+            total = steps(len(one_pass), settings) * per_step(settings)
+        items += one_pass
+        if len(items) >= total:
+            return items[:total]
 
 
 def _by_length(rows: list[int], lengths: Sequence[int], batch: int, shuffle: torch.Generator) -> list[int]:
@@ -161,23 +157,9 @@ def _filled(order: list[int], lengths: Sequence[int], tokens: int) -> list[list[
     return batches
 
 
-@dataclass
-class Items(torch.utils.data.Dataset):
-    """Items that are made when they are needed: `make(k)` gives item k, whatever came before it."""
-
-    count: int
-    make: Callable[[int], Any]
-
-    def __len__(self) -> int:
-        return self.count
-
-    def __getitem__(self, k: int) -> Any:
-        return self.make(k)
-
-
 def train(
     model: nn.Module,
-    items: Sequence[Any] | Items,
+    items: Sequence[Any],
     *,
     collate: Callable[[list], dict[str, Tensor]],
     loss: Callable[[nn.Module, dict[str, Tensor]], Tensor],
@@ -192,14 +174,15 @@ def train(
     """Train `model` in place, from the newest checkpoint in `run` if there is one, and keep the global random state.
 
     Args:
-        items: of the whole run, in order, for `collate`; their number gives the number of steps.
+        items: of the whole run, in order, for `collate`; their number gives the number of steps. Anything with
+            `len()` that gives item k, whatever came before it.
         loss: the mean over those of the batch's `labels` that are not -100; a step has the mean over all its labels.
         settings: of `preset`, after `settled`. By default the run is evaluated and saved ten times.
         tokens: the number of real tokens of item k.
         metric: the number of `evaluate` that chooses the best checkpoint, which is loaded at the end; higher is better.
 
-    Returns seconds, tokens_per_second, peak_memory_bytes, seed, steps, best_step (with a metric) and history. Raises
-    TrainingError if the loss becomes NaN or infinite, or the disk or memory is full. The last whole checkpoint stays.
+    Writes trainer_state.json, the log. Returns seconds, tokens_per_second, peak_memory_bytes, seed, steps and, with a
+    metric, best_step. Raises TrainingError if the loss becomes NaN or infinite, or the disk or memory is full.
     """
     if torch.cuda.is_available():
         torch.cuda.reset_peak_memory_stats()
@@ -233,15 +216,12 @@ def train(
     history = [entry for entry in state.log_history if "train_runtime" not in entry]  # Trainer's own summary
     seconds = max(entry.get("seconds", 0.0) for entry in history)
     trained = sum(map(tokens, range(state.global_step * len(items) // arguments.max_steps)))
+    run.write_json("trainer_state.json", {"log_history": history})
     return {
-        "seconds": seconds,
-        "tokens_per_second": trained / seconds,
-        "peak_memory_bytes": peak_memory(),
-        "seed": settings["seed"],
-        "steps": state.global_step,
+        "seconds": seconds, "tokens_per_second": trained / seconds, "peak_memory_bytes": peak_memory(),
+        "seed": settings["seed"], "steps": state.global_step,
         **({"best_step": state.best_global_step} if metric else {}),
-        "history": history,
-    }
+    }  # fmt: skip
 
 
 def _arguments(
@@ -250,11 +230,11 @@ def _arguments(
     """The TrainingArguments of a run over so many items."""
     given = {name: settings[name] for name in settings.keys() - OURS - {"tf32"} if settings[name] is not None}
     mixed = DTYPES[settings["dtype"]]
-    batch = 1 if settings["batch_tokens"] else settings["per_device_train_batch_size"]
-    max_steps = items // (batch * settings["gradient_accumulation_steps"] * process_count())
+    max_steps = items // per_step(settings)
     eval_steps = min(settings["eval_steps"] or max(1, max_steps // 10), max_steps)
+    given |= {"per_device_train_batch_size": 1} if settings["batch_tokens"] else {}
     given |= {
-        "output_dir": str(run.checkpoints), "per_device_train_batch_size": batch, "max_steps": max_steps,
+        "output_dir": str(run.checkpoints), "max_steps": max_steps,
         "lr_scheduler_kwargs": SCHEDULES[settings["lr_scheduler_type"]],
         "train_sampling_strategy": "sequential", "eval_strategy": "steps" if evaluates else "no",
         "eval_steps": eval_steps, "save_steps": eval_steps if metric else settings["save_steps"] or eval_steps,

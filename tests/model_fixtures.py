@@ -72,6 +72,9 @@ def small_gguf(tmp_path_factory) -> tuple[Path, object]:
     folder.mkdir()
     model = random_llama()
     write_llama(folder / "small.gguf", model)
+    whole = (folder / "small.gguf").read_bytes()
+    for name, part in (("part0", whole[:1000]), ("part1", whole[1000:])):  # as Gemma's weights are in four packages
+        (folder / name).write_bytes(part)
     return folder, model
 
 
@@ -84,7 +87,8 @@ def small_card(small_gguf, own_cache, monkeypatch) -> ModelCard:
     monkeypatch.syspath_prepend(str(folder.parent))
     package = Package(
         distribution="small-gguf", pip_command="pip install small-gguf", original="nobody/small", quantisation="F32",
-        files=(("small_gguf", "small.gguf"),), sha256=hashlib.sha256((folder / "small.gguf").read_bytes()).hexdigest(),
+        files=(("small_gguf", "part0"), ("small_gguf", "part1")),
+        sha256=hashlib.sha256((folder / "small.gguf").read_bytes()).hexdigest(),
     )  # fmt: skip
     card = replace(REGISTRY["smollm2-135m"], name="small", parameters=100_000, layers=2, origin=package)
     monkeypatch.setitem(REGISTRY, "small", card)

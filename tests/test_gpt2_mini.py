@@ -1,21 +1,16 @@
 """The checkpoint that labkit ships: it is the file of its card, it loads, and it has learned something."""
 
-import json
 import math
-import re
 import shutil
 
 import pytest
 import torch
-from torch.nn import functional as F
 
 import labkit
 from labkit import files
-from labkit.datasets.embedded import card_faults, passages
+from labkit.datasets.embedded import card_faults
 from labkit.errors import ModelError
-from labkit.gpt import GPT
-from labkit.pretrain import bits_per_byte, sample
-from labkit.tasks.lm import cut_into_rows, fill_in_scores
+from labkit.pretrain import bits_per_byte
 
 pytestmark = pytest.mark.end_to_end
 
@@ -62,36 +57,6 @@ def test_it_is_in_float32_by_default_and_has_tokens_of_its_own_for_end_pad_and_m
     assert len(t) <= mini.model.config.vocab_size == 4096
 
 
-def test_it_predicts_held_out_shakespeare_better_than_nanogpts_character_model_and_writes_words(mini):
+def test_it_predicts_held_out_shakespeare_better_than_nanogpts_character_model(mini):
     with torch.no_grad():
         assert bits_per_byte(mini.model, mini.tokenizer, SHAKESPEARE) < 1.4697 / math.log(2)
-    words = re.findall(r"[a-z]+", sample(mini.model, mini.tokenizer, "The captain", tokens=60).lower())
-    known = set(re.findall(r"[a-z]+", json.dumps(mini.tokenizer.get_vocab()).lower()))
-    assert len(words) >= 20 and sum(word in known for word in words) / len(words) > 0.6
-
-
-def test_some_head_looks_at_the_previous_token_and_some_at_what_came_after_the_last_time(mini):
-    g = GPT.from_transformers(mini.model)
-    length = 64
-    half = torch.randint(3, 4096, (8, length), generator=torch.Generator().manual_seed(1))
-    ids = torch.cat([half, half], dim=1)
-    weights = g.attentions(ids)  # (layer, batch, head, query, key)
-    query = torch.arange(1, 2 * length)
-    previous = weights[..., query, query - 1].mean((1, 3))  # (layer, head)
-    query = torch.arange(length, 2 * length - 1)
-    induction = weights[..., query, query - length + 1].mean((1, 3))
-    assert previous.max() >= 0.5, previous
-    assert induction.max() >= 0.3, induction
-    with torch.no_grad():
-        costs = F.cross_entropy(g(ids)[:, :-1].transpose(1, 2), ids[:, 1:], reduction="none")
-    assert costs[:, length:].mean() < costs[:, : length - 1].mean() - 1  # and it uses them
-
-
-def test_unmasking_it_makes_filling_in_worse_until_it_is_trained(mini):
-    lm = labkit.load("gpt2-mini", device="cpu")
-    rows = cut_into_rows(lm.tokenizer, [passage.text for passage in passages("dev")], 64)
-    causal = fill_in_scores(lm.model, lm.tokenizer, rows, reads="before", positions=60)
-    labkit.to_bidirectional(lm.model)
-    unmasked = fill_in_scores(lm.model, lm.tokenizer, rows, reads="before", positions=60)
-    assert causal.accuracy > 0.02
-    assert sum(unmasked.nats) > sum(causal.nats)

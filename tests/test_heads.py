@@ -1,7 +1,5 @@
 """The heads: every family and task, padded and not, saved and loaded, causal and bidirectional."""
 
-import sys
-
 import pytest
 import torch
 from torch.testing import assert_close
@@ -10,8 +8,7 @@ from transformers import AutoModel
 import labkit
 from labkit.convert import conversion_of
 from labkit.errors import ModelError
-from labkit.models.adapters import peft
-from labkit.models.heads import POOLINGS, SHORT_NAMES, TASKS, Head, Pooling, head_in
+from labkit.models.heads import POOLINGS, TASKS, Head, Pooling, head_in
 from labkit.models.tiny import TINY_NAMES
 
 LABELS = ("O", "B-PER", "I-PER")
@@ -83,12 +80,6 @@ def test_a_row_has_the_same_output_alone_and_padded(task, attention):
         alone = numbers(model(ids[:1, :5], attention_mask=mask[:1, :5]))
     # Gemma's norms compute in float32 in any dtype; attention to a token of padding changes the output by 1e-3 or more
     assert_close(together[:1, :5] if alone.dim() == 3 else together[:1], alone, atol=1e-6, rtol=0)
-
-
-@pytest.mark.parametrize(("short", "task"), SHORT_NAMES.items())
-def test_a_head_may_be_asked_for_by_the_name_of_its_command(short, task):
-    one, other = (labkit.load("tiny-gpt2", task=name, device="cpu").model for name in (short, task))
-    assert type(one) is type(other) and head_in(one.config) == head_in(other.config)
 
 
 def test_a_folder_keeps_its_conversion_and_gets_a_new_head_for_another_task(tmp_path):
@@ -209,9 +200,3 @@ def test_the_head_is_initialised_as_asked():
 def test_a_meaningless_head_is_refused(wrong, message):
     with pytest.raises(ModelError, match=message):
         labkit.load("tiny-gpt2", task=Head(**wrong))
-
-
-def test_without_peft_the_pip_command_is_given(monkeypatch):
-    monkeypatch.setitem(sys.modules, "peft", None)
-    with pytest.raises(ModelError, match=r"peft is not installed: pip install .*\[train\]"), peft():
-        pass

@@ -54,12 +54,12 @@ def cached(own_cache):
     return [path.name for path in (own_cache / "models").iterdir() if path.is_dir()]
 
 
-def test_the_model_is_that_of_the_package_and_is_converted_once(small_card, small_gguf, conversions, capfd):
+def test_the_model_is_that_of_the_package_and_is_converted_once(small_card, small_gguf, own_cache, conversions, capfd):
     first, second = (logits(load(dtype=torch.float32)) for _ in range(2))
     assert len(conversions) == 1 and torch.equal(first, second)
     torch.testing.assert_close(first, logits(small_gguf[1]), rtol=1e-5, atol=1e-5)
     out, err = capfd.readouterr()
-    assert out == "" and "Its licence: Apache-2.0" in err
+    assert out == "" and "Its licence: Apache-2.0" in err and not list(own_cache.rglob("*.gguf"))
 
 
 def flip_a_bit(file):
@@ -81,13 +81,13 @@ def test_a_damaged_file_is_named_and_the_model_built_again(entry, conversions, d
     good = logits(load())
     damage(entry / file)
     (listed,) = cache.entries()
-    assert file in listed.problem
+    assert file in listed["problem"]
     with pytest.warns(UserWarning, match=f"small is built again: .*{file}"):
         assert torch.equal(logits(load()), good)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         load()
-    assert len(conversions) == 2 and [listed.problem for listed in cache.entries()] == [None]
+    assert len(conversions) == 2 and [listed["problem"] for listed in cache.entries()] == [None]
 
 
 @pytest.mark.parametrize(
@@ -137,17 +137,6 @@ def test_without_its_package_only_a_converted_model_loads(small_card, monkeypatc
     load()
 
 
-def test_a_gguf_in_parts_is_joined_in_order(small_card, small_gguf, own_cache, tmp_path, monkeypatch):
-    whole = (small_gguf[0] / "small.gguf").read_bytes()
-    for i, part in enumerate((whole[:1000], whole[1000:])):
-        (tmp_path / f"small_part{i}").mkdir()
-        (tmp_path / f"small_part{i}" / "piece").write_bytes(part)
-    monkeypatch.syspath_prepend(str(tmp_path))
-    registered(monkeypatch, small_card, files=(("small_part0", "piece"), ("small_part1", "piece")))
-    assert torch.isfinite(logits(load())).all()
-    assert not list((own_cache / "models").rglob("*.gguf"))
-
-
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="the processes inherit the registered model")
 @pytest.mark.parametrize("killed", [False, True])
 def test_two_processes_convert_once_and_one_that_is_killed_leaves_a_cache_that_works(
@@ -189,4 +178,4 @@ def test_cached_files_can_be_read_by_others_and_clear_deletes_the_named_model_on
     size = sum(file.stat().st_size for file in entry.iterdir())
     assert cache.clear("another") == [] and entry.is_dir()
     (deleted,) = cache.clear()
-    assert (deleted.name, deleted.bytes) == ("small", size) and not entry.exists()
+    assert (deleted["name"], deleted["bytes"]) == ("small", size) and not entry.exists()

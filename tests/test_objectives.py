@@ -69,12 +69,9 @@ def example(objective, ids, corruption, seed=0, n=None):
         ("prefix", 0, None, [THE, CAT, SAT, DOWN], [CAT, SAT, DOWN, -100], masks.prefix(0)),
         ("prefix", 1, None, [THE, CAT, SAT, DOWN], [CAT, SAT, DOWN, -100], masks.prefix(1)),
         ("prefix", 2, None, [THE, CAT, SAT, DOWN], [-100, SAT, DOWN, -100], masks.prefix(2)),
-        ("prefix", 3, None, [THE, CAT, SAT, DOWN], [-100, -100, DOWN, -100], masks.prefix(3)),
         ("hybrid", 2, HIDE_ALL, [THE, CAT, M, M], [CAT, SAT, DOWN, -100], masks.hybrid(2)),
         ("hybrid", 2, HIDE_SAT, [THE, CAT, M, DOWN], [CAT, SAT, -100, -100], masks.hybrid(2)),
-        ("hybrid", 1, HIDE_SAT, [THE, CAT, M, DOWN], [-100, SAT, -100, -100], masks.hybrid(1)),
         ("hybrid", 0, HIDE_SAT, [THE, CAT, M, DOWN], [-100, SAT, -100, -100], masks.hybrid(0)),
-        ("hybrid", 3, HIDE_ALL, [THE, CAT, SAT, M], [CAT, SAT, DOWN, -100], masks.hybrid(3)),
     ],
 )
 def test_example_worked_by_hand(objective, n, corruption, inputs, targets, mask):
@@ -167,13 +164,8 @@ def test_whole_words_are_chosen_whole_and_no_more_than_needed():
 def test_corruption_for_a_tokenizer_protects_its_special_tokens(tiny):
     tokenizer = tiny("tiny-gpt2").tokenizer
     tokenizer.add_special_tokens({"mask_token": "<mask>"})
-    corruption = corruption_for(tokenizer, rate=0.25)
-    assert (corruption.mask_id, corruption.vocab_size) == (len(tokenizer) - 1, len(tokenizer))
-    assert tokenizer.decode([corruption.mask_id]) == "<mask>"
-    assert set(corruption.protected) == {
-        tokenizer.convert_tokens_to_ids(t) for t in ("<pad>", "<eos>", "<bos>", "<mask>")
-    }
-    assert corruption.rate == 0.25 and corruption.word_starts is None
+    special = tuple(sorted(map(tokenizer.convert_tokens_to_ids, ("<pad>", "<eos>", "<bos>", "<mask>"))))
+    assert corruption_for(tokenizer, rate=0.25) == Corruption(len(tokenizer) - 1, len(tokenizer), 0.25, special)
     ids = torch.tensor(tokenizer("<bos> the cat sat on a xylophone<eos>")["input_ids"])
     made = objectives.masked_lm(ids, corruption_for(tokenizer, rate=0.01, whole_words=True), rng(4))
     assert tokenizer.decode(ids[made.targets != IGNORE]) in (" the", " cat", " sat", " on", " a", " xylophone")
@@ -187,7 +179,6 @@ def test_a_word_begins_at_a_space_a_line_a_sign_or_a_digit_and_goes_on_with_lett
         split = [*split, ""] if starts[token] and split[-1] else split
         split[-1] += tokenizer.decode([token])
     assert split == words
-    assert starts.shape == (len(tokenizer),)
 
 
 # ---- batches -------------------------------------------------------------------------------------------------------
@@ -345,13 +336,10 @@ def tiny_tokenizer():
         (lambda: Collator("bert", PAD), "'bert'; choose one of next, mlm, mntp, prefix, hybrid"),
         (lambda: Collator("mntp", PAD), "mntp hides tokens and needs a Corruption"),
         (lambda: Corruption(M, V, rate=0.0), "above 0 and at most 1, not 0.0"),
-        (lambda: Corruption(M, V, rate=2.0), "above 0 and at most 1, not 2.0"),
         (lambda: Corruption(V, V), "mask token 100 is outside the vocabulary of 100"),
-        (lambda: Corruption(-1, V), "mask token -1 is outside"),
         (lambda: Collator("next", PAD)([{"row": 3, "ids": [7]}]), r"row 3 has 1 token\(s\)"),
         (lambda: objectives.prefix_lm(TEXT, 4), "a prefix of 4 tokens leaves nothing to predict in a row of 4"),
         (lambda: objectives.hybrid_lm(TEXT, 4, BERT, rng()), "a causal part of 4 tokens leaves nothing"),
-        (lambda: objectives.prefix_lm(TEXT, -1), "a prefix of -1 tokens"),
         (lambda: corruption_for(tiny_tokenizer()), "has no mask token.*ensure_mask_token"),
         (lambda: objectives.loss(torch.nn.Linear(1, 1), NOTHING_COUNTED, "mlm"), "nothing to predict"),
     ],

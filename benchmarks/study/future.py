@@ -42,7 +42,7 @@ from labkit.future_attention.arms import Arm, arm, token_losses  # noqa: E402
 from labkit.gpt import GPT, GPTConfig  # noqa: E402
 from labkit.pretrain import TextRows, encode_all, train_tokenizer  # noqa: E402
 from labkit.run_folder import RunFolder, read_json  # noqa: E402
-from labkit.training import Items, preset, settled, train  # noqa: E402
+from labkit.training import preset, settled, train  # noqa: E402
 
 REFERENCE = "baseline"
 DEFAULT = (
@@ -142,7 +142,7 @@ def run_study(study: Study, folder: str | Path, **options: Any) -> dict[str, str
     texts = _texts(tokenizer, sides, study)
     path = runner.begun(folder, asdict(study) | {"texts": digests}, ("arms", "seeds"))
     if not saved.exists():
-        RunFolder(path).write_folder("tokenizer", tokenizer.save_pretrained)
+        RunFolder(path).write("tokenizer", tokenizer.save_pretrained)
     todo = [Run(name, seed) for seed in study.seeds for name in study.arms]
     return runner.run_all(todo, partial(_train, study, texts, path), path, score=_score, **options)
 
@@ -195,15 +195,14 @@ def _train(study: Study, texts: Texts, path: Path, run: Run) -> dict[str, Any]:
     config = {"arm": run.arm, "settings": settings, "weight": study.weight, "loss_layers": study.loss_layers}
     with RunFolder.alone(where, config, resume=where.exists()) as folder:
         rows = TextRows(texts.train, study.steps * study.batch_size, study.context + 1, run.seed)
-        flops = flops_per_token(one, model, _batch([rows.make(row) for row in range(study.batch_size)]))
+        flops = flops_per_token(one, model, _batch([rows[row] for row in range(study.batch_size)]))
         carrier = _Carrier(model)
         outcome = train(
-            carrier, Items(rows.count, rows.make), collate=_batch,
+            carrier, rows, collate=_batch,
             loss=lambda carrier, batch: carrier(one, batch), settings=settings, run=folder,
             tokens=lambda k: study.context, evaluate=lambda carrier: _evaluated(carrier.gpt, texts),
             log=lambda text: None,
         )  # fmt: skip
-        folder.write_json("trainer_state.json", {"log_history": outcome.pop("history")})
         losses = token_losses(model.eval(), texts.rows)  # (rows, context)
         folder.write_json("losses.json", {"rows": losses.mean(1).tolist(), "positions": losses.mean(0).tolist()})
         metrics = outcome | _evaluated(model, texts) | {

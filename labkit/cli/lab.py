@@ -62,8 +62,8 @@ def cache_list(as_json: Json = False) -> None:
     from labkit.models.cache import cache_dir, entries
 
     models = entries()
-    cells = [(entry.name, f"{entry.bytes / 1e6:,.0f} MB", entry.problem or "ready") for entry in models]
-    folder = {"folder": cache_dir(), "entries": [vars(entry) for entry in models]}
+    cells = [(entry["name"], f"{entry['bytes'] / 1e6:,.0f} MB", entry["problem"] or "ready") for entry in models]
+    folder = {"folder": cache_dir(), "entries": models}
     show(as_json, folder, (f"in {cache_dir()}", "size", ""), cells)
 
 
@@ -82,9 +82,9 @@ def cache_clear(
     deleted = clear(name)
     if name is not None and not deleted:
         raise LabkitError(f"there is no converted model {name!r}; labkit cache list shows them")
-    names, size = ", ".join(entry.name for entry in deleted), sum(entry.bytes for entry in deleted)
+    names, size = ", ".join(entry["name"] for entry in deleted), sum(entry["bytes"] for entry in deleted)
     text = f"deleted {names or 'nothing'} ({size / 1e6:,.0f} MB)"
-    report(as_json, {"deleted": [vars(entry) for entry in deleted]}, text)
+    report(as_json, {"deleted": deleted}, text)
 
 
 @notebooks_app.command("run")

@@ -23,7 +23,6 @@ import torch
 from transformers.pytorch_utils import Conv1D
 
 from labkit.convert import conversion_of, to_bidirectional
-from labkit.decoder.anatomy import decoder_or_none
 from labkit.decoder.running import random_state_kept
 from labkit.errors import ModelError, TrainingError, needs_extra, reading
 from labkit.models.heads import Head, head_in
@@ -37,12 +36,9 @@ TASK = "labkit_task"  # in the config: what `labkit.pipeline` needs to know
 def trained_part(model: Any, method: str, *, rank: int = 16, dtype: str = "float32", seed: int = 0) -> Any:
     """The model to train, whose other weights are frozen.
 
-    "full": every weight. "lora": adapters of `rank` on every matrix of the layers (Hu et al. 2021), and the whole head
-    and pooling. "frozen": the head and the pooling. Trained weights are float32, because small updates are lost in 16
-    bits; a backbone that is not trained is kept in `dtype`. New adapters depend on `seed` alone.
-
-    Raises:
-        TrainingError: nothing would be left to train. ModelError: peft is not installed.
+    "full": every weight. "lora": adapters of `rank` on every matrix of the backbone, and the whole head and pooling.
+    "frozen": the head and the pooling. Trained weights are float32, because small updates are lost in 16 bits; a
+    backbone that is not trained is kept in `dtype`. Raises TrainingError if nothing would be left to train.
     """
     if method == "full":
         return model
@@ -50,27 +46,16 @@ def trained_part(model: Any, method: str, *, rank: int = 16, dtype: str = "float
     weights_to(model.backbone, getattr(torch, dtype))
     for name in own:
         getattr(model, name).to(torch.float32)
-    if method == "frozen":
-        if not own:
-            raise TrainingError("frozen: this head has no weights of its own, so there is nothing to train; take lora")
-        model.backbone.requires_grad_(False)
-        return model
-    decoder = decoder_or_none(model)
-    layers = [model.backbone] if decoder is None else decoder.layers
-    inside = {module for layer in layers for module in layer.modules()}
-    matrices = [
-        name
-        for name, module in model.named_modules()
-        if isinstance(module, (torch.nn.Linear, Conv1D)) and module in inside
-    ]
-    return with_lora(model, seed, rank=rank, target_modules=matrices, modules_to_save=own)
+    if method == "lora":
+        return with_lora(model, seed, rank=rank, modules_to_save=own)
+    if not own:
+        raise TrainingError("frozen: this head has no weights of its own, so there is nothing to train; take lora")
+    model.backbone.requires_grad_(False)
+    return model
 
 
 def with_lora(model: Any, seed: int, *, rank: int = 16, target_modules: Any = "all-linear", **choices: Any) -> Any:
-    """Low-rank adapters on matrices of the layers (Hu et al. 2021), which start from `seed`; the rest is frozen.
-
-    `choices`: other fields of peft.LoraConfig.
-    """
+    """Low-rank adapters (Hu et al. 2021), which depend on `seed` alone; `choices`: other fields of peft.LoraConfig."""
     transposed = any(isinstance(module, Conv1D) for module in model.modules())  # as GPT-2 stores its matrices
     with peft() as library, random_state_kept(seed):
         choices |= {"r": rank, "lora_alpha": 2 * rank, "target_modules": target_modules, "fan_in_fan_out": transposed}
@@ -103,8 +88,8 @@ def save(
 ) -> None:
     """Write the adapters of a peft model into `folder`, which exists.
 
-    `base` is the name that `labkit.load` has for the base model, `task` goes into the config under `TASK` (None for a
-    language model, which has no head), and `marks` are the tokens that were added to the tokenizer.
+    `base`: the name that `labkit.load` has for the base model. `task`: goes into the config under `TASK`; None for a
+    language model. `marks`: the tokens that were added to the tokenizer.
     """
     adapted.save_pretrained(folder)
     config = json.loads((folder / "adapter_config.json").read_text(encoding="utf-8"))
@@ -126,9 +111,8 @@ def save(
 def read(folder: Path, name: str, load: Callable[..., Any], *, task: str | Head | None, **options: Any) -> Any:
     """The base model of the adapter in `folder` with its head, its mask and its matrices: a `labkit.Loaded`.
 
-    The adapter of a language model may get a new head (`task`). `load` is `labkit.load`, and `options` are its options
-    for the base. Raises ModelError if the folder is damaged, or another task or other labels are asked for than the
-    adapter has, or peft is not installed.
+    The adapter of a language model may get a new head (`task`); one with a head keeps it. `load` is `labkit.load`, and
+    `options` are its options for the base.
     """
     with reading(f"the adapter in {folder}"), peft() as library:
         record = json.loads((folder / RECORD).read_text(encoding="utf-8"))
@@ -147,6 +131,8 @@ def read(folder: Path, name: str, load: Callable[..., Any], *, task: str | Head 
             to_bidirectional(lm.model, **record["conversion"])
         adapted = library.PeftModel.from_pretrained(lm.model, str(folder))
         lm.model = adapted.merge_and_unload().requires_grad_(True).eval()  # peft had frozen what it adapted
+        if head:
+            lm.model.head_is_new = False
         if record["task"]:
             setattr(lm.model.config, TASK, record["task"])
     lm.name = name
@@ -156,7 +142,7 @@ def read(folder: Path, name: str, load: Callable[..., Any], *, task: str | Head 
 
 @contextmanager
 def peft() -> Iterator[ModuleType]:
-    """The package `peft`. Raises ModelError if it is not installed."""
+    """The package `peft`."""
     with needs_extra():
         import peft
     with warnings.catch_warnings():  # peft asks transformers for gradient checkpointing by a deprecated name

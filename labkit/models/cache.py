@@ -11,24 +11,14 @@ import os
 import shutil
 import warnings
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from labkit.errors import ModelError
 from labkit.files import WRITING, sha256, write_folder
 
 FORMAT = 2  # raise it when the manifest or the conversion changes, so that older entries are converted again
 MANIFEST = "manifest.json"
-
-
-@dataclass(frozen=True)
-class CacheEntry:
-    """One cached model; `problem` says why the next load builds it again, None for a sound entry."""
-
-    name: str
-    path: Path
-    bytes: int
-    problem: str | None
 
 
 def cache_dir() -> Path:
@@ -40,11 +30,7 @@ def cache_dir() -> Path:
 
 
 def obtain(name: str, origin: dict[str, str], build: Callable[[Path], None]) -> Path:
-    """The folder of the cached model `name`, filled by `build(empty folder)` if there is no sound one.
-
-    An entry that was made from other weights than `origin` is made again. Raises ModelError if the cache cannot be
-    written.
-    """
+    """The folder of the cached model `name`, filled by `build(empty folder)` if there is no sound one from `origin`."""
     from filelock import FileLock
 
     def write(new: Path) -> None:
@@ -71,20 +57,28 @@ def obtain(name: str, origin: dict[str, str], build: Callable[[Path], None]) -> 
     return path
 
 
-def entries() -> list[CacheEntry]:
-    """All cached models, each checked against its sha256 (about half a second per GB)."""
+def entries() -> list[dict[str, Any]]:
+    """name, path, bytes and problem of each cached model: why the next load builds it again, None if it is sound.
+
+    All files are checked against their sha256, at about half a second per GB.
+    """
     return [
-        CacheEntry(path.name, path, sum(file.stat().st_size for file in path.iterdir()), _problem(path))
+        {
+            "name": path.name,
+            "path": path,
+            "bytes": sum(f.stat().st_size for f in path.iterdir()),
+            "problem": _problem(path),
+        }
         for path in sorted((cache_dir() / "models").glob("[!.]*"))
         if path.is_dir()
     ]
 
 
-def clear(name: str | None = None) -> list[CacheEntry]:
+def clear(name: str | None = None) -> list[dict[str, Any]]:
     """Delete one cached model, or all of them, and return the deleted entries."""
-    chosen = [entry for entry in entries() if name in (None, entry.name)]
+    chosen = [entry for entry in entries() if name in (None, entry["name"])]
     for entry in chosen:
-        shutil.rmtree(entry.path)
+        shutil.rmtree(entry["path"])
     return chosen
 
 

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from huggingface_hub import ModelCard, ModelCardData
+from huggingface_hub import ModelCardData
 
 from labkit import __version__
 from labkit.decoder.anatomy import SLIDING, find_decoder
@@ -15,14 +15,10 @@ from labkit.files import quiet_libraries
 from labkit.models.registry import NOTICES, REGISTRY, Package
 
 WINDOWS = {
-    "keep": "as far to the right as the causal model has to the left, W - 1 tokens each way",
-    "halve": "the causal window split over both sides, as EmbeddingGemma does",
+    "keep": "as far to the right as the causal model has to the left, W - 1 tokens each way, in {} layers",
+    "halve": "the causal window split over both sides, as EmbeddingGemma does, in {} layers",
     "global": "none, every layer attends to the whole text",
 }
-SCORES = (
-    "f1", "best_f1", "exact_match", "precision", "recall", "token_accuracy", "accuracy", "spearman",
-    "mean_reciprocal_rank",
-)  # fmt: skip
 
 
 def save(folder: Path, model: Any, tokenizer: Any, files: Mapping[str, bytes] | None = None) -> None:
@@ -39,28 +35,71 @@ def of_converted(lm: Any, window: str, layers: list[int] | None) -> dict[str, by
     """The card and licence files, by name, of the converted model `lm`; `window`, `layers`: of the conversion."""
     decoder = find_decoder(lm.model)
     count, local = len(decoder.layers), decoder.layer_types.count(SLIDING)
-    return _files(
-        lm,
-        _CONVERTED,
-        source=lm.source,
-        window=window,
-        which=f"all {count} layers" if layers is None else f"layers {layers} of {count}; the others stay causal",
-        windows=WINDOWS["global"] if window == "global" or not local else f"{WINDOWS[window]}, in {local} layers",
-        plain=loads_in_transformers(lm.model, layers),
-    )
+    name, licence, terms, files = _origin(lm)
+    which = f"all {count} layers" if layers is None else f"layers {layers} of {count}; the others stay causal"
+    plain = "Plain transformers loads it, but cannot express its masks: **without labkit this model may be causal**."
+    if loads_in_transformers(lm.model, layers):
+        plain = """\
+Plain transformers (5.3 or newer) loads the folder too, and the model is then bidirectional, because `config.is_causal`
+is false. Only labkit handles windows under flash attention, and several documents packed into one row."""
+    text = f"""\
+# {name}, made bidirectional
+
+Made with labkit {__version__} (`labkit convert`). The weights are unchanged; only which token may attend to which is.
+
+- **Bidirectional:** {which}
+- **Window of local layers:** {WINDOWS[window if local else "global"].format(local)} (`--window {window}`)
+- **From:** {lm.source.replace(lm.name, name)}
+- **Licence:** {terms}. It applies to this folder as it does to the original.
+
+The model was not trained with this mask. Its next-token predictions are worse than before, and it is not a better
+encoder until it is trained with the new mask.
+
+## Loading
+
+`labkit.load("THIS_FOLDER")` applies the conversion that is recorded in `config.json` (`labkit_attention`) again.
+{plain}
+
+Check what you loaded, in either case: `labkit audit THIS_FOLDER`.
+"""
+    return files | _card(licence, text)
 
 
 def of_fine_tuned(lm: Any, metrics: dict[str, Any], config: dict[str, Any]) -> dict[str, bytes]:
     """The same for a fine-tuned model, from the metrics and the config of its run: mask, training and scores."""
     sides = [side for side in ("dev", "test") if side in metrics]
-    scores = {name: [metrics[side].get(name) for side in sides] for name in SCORES if name in metrics["dev"]}
-    for name in metrics["baselines"]["dev"]:
-        scores[f"baseline: {name}"] = [metrics["baselines"][side][name] for side in sides]
+    scores = [metrics[side] | {f"baseline: {k}": v for k, v in metrics["baselines"][side].items()} for side in sides]
     rows = [["", *(f"{side} (n = {metrics[f'n_{side}']:,})" for side in sides)], ["---", *["---:"] * len(sides)]]
-    for name, values in scores.items():
-        rows.append([name.replace("_", " "), *("" if value is None else f"{value:.3f}" for value in values)])
+    for name in [name for name, value in scores[0].items() if isinstance(value, float)]:
+        rows.append([name.replace("_", " "), *(f"{of[name]:.3f}" if name in of else "" for of in scores)])
     table = "\n".join(f"| {' | '.join(row)} |" for row in rows)
-    return _files(lm, _FINE_TUNED, table=table, rate=config["settings"]["learning_rate"], **metrics)
+    name, licence, terms, files = _origin(lm)
+    m, rate = metrics, config["settings"]["learning_rate"]
+    text = f"""\
+# {name}, fine-tuned: {m["task"]}
+
+Made with labkit {__version__} (`labkit train {m["task"]}`).
+
+- **Mask, as measured before training:** {m["mask"]["measured"]}
+- **Trained:** {m["method"]}, {m["steps"]:,} steps on {m["n_train"]:,} examples, learning rate {rate:g},
+  seed {m["seed"]}; the weights are those of step {m["best_step"]} (best {m["metric"]} on dev)
+- **Labels:** {", ".join(m["labels"]) or "none"}
+- **Licence:** {terms}. It applies to this folder as it does to the original.
+
+## Scores
+
+{table}
+
+The dev set chose the checkpoint, so its scores are optimistic. One seed; see the spread over seeds before you conclude.
+
+## Loading
+
+    pipe = labkit.pipeline("THIS_FOLDER")    # or: labkit predict {m["task"]} --model THIS_FOLDER --input texts.jsonl
+    lm = labkit.load("THIS_FOLDER")          # the model with its head, and its mask put in force
+
+Plain transformers finds the backbone in this folder (`AutoModel.from_pretrained`), and not the head.
+"""
+    return files | _card(licence, text)
 
 
 def loads_in_transformers(model: Any, layers: list[int] | None) -> bool:
@@ -68,8 +107,8 @@ def loads_in_transformers(model: Any, layers: list[int] | None) -> bool:
     return layers is None and not find_decoder(model).layers_ignoring_is_causal()
 
 
-def _files(lm: Any, template: str, **fields: Any) -> dict[str, bytes]:
-    """The card and the licence files. The card contains no path of this machine."""
+def _origin(lm: Any) -> tuple[str, str, str, dict[str, bytes]]:
+    """The model's name without a path of this machine, its licence, the same with its files, and these."""
     name, licence, files, folder = lm.name, lm.licence, {}, Path(lm.name).expanduser()
     if registered := REGISTRY.get(lm.name):
         licence = registered.licence
@@ -82,79 +121,9 @@ def _files(lm: Any, template: str, **fields: Any) -> dict[str, bytes]:
                 files[file.name] = file.read_bytes()
     if notice := NOTICES.get(licence):
         files.setdefault("NOTICE.txt", f"{notice}\n".encode())
-    if "source" in fields:
-        fields["source"] = fields["source"].replace(lm.name, name)
-    card = ModelCard.from_template(
-        ModelCardData(license="other", license_name=licence, library_name="transformers"),
-        template_str=template,
-        name=name,
-        version=__version__,
-        terms=f"{licence} ({', '.join(files)} in this folder)" if files else licence,
-        **fields,
-    )
-    return files | {"README.md": str(card).encode()}
+    return name, licence, f"{licence} ({', '.join(files)} in this folder)" if files else licence, files
 
 
-_CONVERTED = """\
----
-{{ card_data }}
----
-# {{ name }}, made bidirectional
-
-Made with labkit {{ version }} (`labkit convert`). The weights are unchanged; only which token may attend to which is.
-
-- **Bidirectional:** {{ which }}
-- **Window of local layers:** {{ windows }} (`--window {{ window }}`)
-- **From:** {{ source }}
-- **Licence:** {{ terms }}. It applies to this folder as it does to the original.
-
-The model was not trained with this mask. Its next-token predictions are worse than before, and it is not a better
-encoder until it is trained with the new mask.
-
-## Loading
-
-{% if plain -%}
-Plain transformers (5.3 or newer) loads it, and it is then bidirectional, because `config.is_causal` is false:
-
-    AutoModel.from_pretrained("THIS_FOLDER")
-
-Only `labkit.load` handles windows under flash attention, and several documents packed into one row.
-{%- else -%}
-Plain transformers loads the folder, but cannot express its masks: **without labkit this model may be causal**.
-Load it with
-
-    labkit.load("THIS_FOLDER")
-
-which applies the conversion that is recorded in `config.json` (`labkit_attention`) again.
-{%- endif %}
-
-Check what you loaded, in either case: `labkit audit THIS_FOLDER`.
-"""
-
-_FINE_TUNED = """\
----
-{{ card_data }}
----
-# {{ name }}, fine-tuned: {{ task }}
-
-Made with labkit {{ version }} (`labkit train {{ task }}`).
-
-- **Mask, as measured before training:** {{ mask.measured }}
-- **Trained:** {{ method }}, {{ "{:,}".format(steps) }} steps on {{ "{:,}".format(n_train) }} examples, learning rate \
-{{ "{:g}".format(rate) }}, seed {{ seed }}; the weights are those of step {{ best_step }} (best {{ metric }} on dev)
-- **Labels:** {{ labels | join(", ") or "none" }}
-- **Licence:** {{ terms }}. It applies to this folder as it does to the original.
-
-## Scores
-
-{{ table }}
-
-The dev set chose the checkpoint, so its scores are optimistic. One seed; see the spread over seeds before you conclude.
-
-## Loading
-
-    pipe = labkit.pipeline("THIS_FOLDER")        # or: labkit predict {{ task }} --model THIS_FOLDER --input texts.jsonl
-    lm = labkit.load("THIS_FOLDER")              # the model with its head, and its mask put in force
-
-Plain transformers finds the backbone in this folder (`AutoModel.from_pretrained`), and not the head.
-"""
+def _card(licence: str, text: str) -> dict[str, bytes]:
+    data = ModelCardData(license="other", license_name=licence, library_name="transformers")
+    return {"README.md": f"---\n{data}\n---\n{text}".encode()}

@@ -24,7 +24,7 @@ def read_folder(
 ) -> tuple[PreTrainedModel, Any, list[str]]:
     """The model in `folder` in eval mode, its tokenizer (None if it has none), and remarks on what was chosen.
 
-    A conversion that labkit recorded is applied again. Raises ModelError if the folder is damaged or unsuitable.
+    A conversion that labkit recorded is applied again.
     """
     kind, config, attn, remarks = prepare(folder, name, attn=attn, dtype=dtype, device=device, task=task)
     if not list(folder.glob("*.safetensors")):
@@ -51,10 +51,7 @@ def read_folder(
 def prepare(
     folder: Path, name: str, *, attn: str | None, dtype: Any, device: str, task: str | Head | None
 ) -> tuple[type, PreTrainedConfig, str, list[str]]:
-    """The class, the configuration and the attention backend of the model in `folder`, and remarks; reads no weights.
-
-    Raises ModelError if labkit cannot load such a model, or it does not fit into memory.
-    """
+    """The class, configuration and attention backend of the model in `folder`, and remarks; reads no weights."""
     import torch
     from transformers import AutoConfig
 
@@ -77,7 +74,7 @@ def class_for(config: PreTrainedConfig, task: str | Head | None, name: str) -> t
     """The model class for `task`, and the configuration to make it with (a copy if it is to have another head).
 
     A task of `heads` gives the family's class with labkit's head on it, and so does None if the configuration records
-    one. Raises ModelError unless the model is a decoder, or with a head or as a body alone an encoder.
+    one. Without a head, only decoders and bodies alone (`task="base"`) are taken.
     """
     from transformers import AutoModel, AutoModelForCausalLM, AutoModelForMaskedLM
 
@@ -101,7 +98,7 @@ def class_for(config: PreTrainedConfig, task: str | Head | None, name: str) -> t
 
 
 def choose_attention(model_class: type, config: Any, attn: str | None, name: str) -> tuple[str, list[str]]:
-    """The attention backend, and a remark if it is not the default. Raises ModelError if the model has no such backend.
+    """The attention backend, and a remark if it is not the default.
 
     torch's sdpa has no softcap: older releases of transformers ignore it without a warning, newer ones refuse.
     """
@@ -129,8 +126,8 @@ def _read_weights(
 ) -> tuple[PreTrainedModel, list[str]]:
     """The model on the CPU, in eval mode, and the names of the weights of its head that are new and untrained.
 
-    A saved head is kept only if it has the task, labels and pooling of the one in `config`. Raises ModelError if the
-    files lack any other weight, which transformers would fill with random numbers.
+    A saved head is kept only if it has the task, labels and pooling of the one in `config`. If the files lack any other
+    weight, that is an error, because transformers would fill it with random numbers.
     """
     with quiet_libraries():
         model, report = kind.from_pretrained(

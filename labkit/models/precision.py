@@ -32,9 +32,8 @@ class Precision:
 def choose(model_type: str, capability: tuple[int, int] | None, dtype: str = "auto") -> Precision:
     """The precision to train a model of `model_type` (as in its config: "gemma3_text") with.
 
-    `capability` is that of the GPU as (major, minor), None without one; `here()` gives this machine's. `dtype` is
-    "auto" for the rule, else "float32", "bfloat16" or "float16". Raises TrainingError for float16 without a GPU, or for
-    a family whose activations overflow in it.
+    `capability` is that of the GPU as (major, minor), None without one. `dtype` is "auto" for the rule, else "float32",
+    "bfloat16" or "float16". Raises TrainingError for float16 where that cannot work.
     """
     overflows = model_type.lower().startswith(OVERFLOWS_IN_FLOAT16)
     ampere = capability is not None and tuple(capability) >= AMPERE
@@ -43,8 +42,7 @@ def choose(model_type: str, capability: tuple[int, int] | None, dtype: str = "au
         raise TrainingError("float16 needs a GPU, and there is none here; choose auto, bfloat16 or float32")
     if dtype == "float16" and overflows:
         safe = "bfloat16" if ampere else "float32"
-        text = f"{model_type} overflows in float16 (beyond 65,504), so the loss becomes NaN; choose {safe}"
-        raise TrainingError(text)
+        raise TrainingError(f"{model_type} overflows in float16, so the loss becomes NaN; choose {safe}")
     if dtype == "bfloat16" and capability is not None and not ampere:
         return Precision("bfloat16", False, f"{gpu} has no bfloat16 in hardware: torch emulates it, slowly")
     if dtype != "auto":

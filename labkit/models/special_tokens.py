@@ -17,8 +17,7 @@ def between(tokenizer: Any) -> list[int]:
     """The ids that an encoder's tokenizer puts between two texts: [SEP], twice for RoBERTa; empty for a decoder."""
     if tokenizer.cls_token_id is None or tokenizer.sep_token_id is None:
         return []
-    ends = 2  # one token before the first text, one after the last
-    return [tokenizer.sep_token_id] * (tokenizer.num_special_tokens_to_add(pair=True) - ends)
+    return [tokenizer.sep_token_id] * (tokenizer.num_special_tokens_to_add(pair=True) - 2)  # without those at the ends
 
 
 def add_tokens(model: Any, tokenizer: Any, marks: Sequence[str]) -> int:
@@ -30,11 +29,7 @@ def add_tokens(model: Any, tokenizer: Any, marks: Sequence[str]) -> int:
 
 
 def ensure_mask_token(model: Any, tokenizer: Any) -> int:
-    """The id of the mask token; where the tokenizer has none, a reserved token is taken, or a new one added.
-
-    GPT-2 and Gemma have none. Gemma's `<unused0>` waits for such a use; otherwise `<mask>` is added, and its embedding
-    starts as the mean of all.
-    """
+    """The id of the mask token. Where there is none (GPT-2, Gemma), Gemma's `<unused0>` is taken, or `<mask>` added."""
     from transformers import AddedToken
 
     if tokenizer.mask_token_id is None:

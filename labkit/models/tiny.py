@@ -31,11 +31,10 @@ _WHOLE_WORDS = (
 def build_tiny_model(
     name: str, *, attn: str, dtype: torch.dtype | None = None, kind: Any = None, config: Any = None
 ) -> PreTrainedModel:
-    """The tiny model called `name`, in eval mode, on the CPU; `dtype` None means float32.
+    """The tiny model called `name`, in eval mode, on the CPU; the global random state does not change.
 
-    The weights are drawn in float32 from a fixed seed and then cast, so bfloat16 holds the same model, rounded. The
-    global random state does not change. `kind` is the model's class (by default the language model's), `config` its
-    configuration (by default `tiny_config`).
+    The weights are drawn in float32 and then cast, so bfloat16 holds the same model, rounded. `kind` is the model's
+    class (by default the language model's), `config` its configuration (by default `tiny_config`).
     """
     import torch
     from transformers import AutoModelForCausalLM

@@ -11,8 +11,9 @@ task.score(test, predictions)                         # {"f1": ..., ...}
 
 from __future__ import annotations
 
+import json
 from bisect import bisect_left, bisect_right
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass, fields
 from importlib import import_module
 from operator import itemgetter
@@ -25,7 +26,7 @@ from torch import Tensor, nn
 from labkit.decoder.limits import require_positions
 from labkit.decoder.running import evaluating
 from labkit.errors import DataError, require_one_of
-from labkit.models.heads import SHORT_NAMES, Head, head_in
+from labkit.models.heads import Head
 from labkit.models.special_tokens import row_ends
 from labkit.run_folder import Log, silent
 
@@ -37,8 +38,8 @@ NAMES = {"qa": "QuestionAnswering", "ner": "NamedEntities", "classify": "Classif
 class Task:
     """A task to fine-tune on. Its fields are the options in `labkit.tasks.options`.
 
-    A row is any object with `ids` (a sequence of token ids) and `example` (the number of its example). A label that is
-    not among `labels` has the target -100: it is not trained on.
+    A row is any object with `ids` (token ids) and `example` (the number of its example). A label that is not among
+    `labels` has the target -100: it is not trained on.
     """
 
     name: ClassVar[str]
@@ -53,27 +54,19 @@ class Task:
         """The head to train; `changes` are fields of `Head`, such as `dropout`."""
         if hasattr(self, "pooling"):
             changes = {"pooling": self.pooling} | changes
-        return Head(SHORT_NAMES[self.name], labels=labels, **changes)
+        return Head(self.name, labels=labels, **changes)
 
     def metric(self, examples: Sequence[Any]) -> str:
         """The name of the score that chooses the best checkpoint; higher is better."""
         return "f1"
 
     def rows(self, tokenizer: Any, examples: Sequence[Any], labels: Sequence[str], log: Log = silent) -> list[Any]:
-        """The rows of the examples, in their order. `log` receives what was cut or lost.
-
-        Raises:
-            DataError: an example that cannot be a row; the message names it.
-        """
+        """The rows of the examples, in their order. `log` receives what was cut or lost."""
         raise NotImplementedError
 
     def sequences(self, row: Any) -> Sequence[Sequence[int]]:
         """The token ids of a row, one sequence for each text that the model reads by itself."""
         return [row.ids]
-
-    def length(self, row: Any) -> int:
-        """The longest sequence of tokens in a row."""
-        return max(map(len, self.sequences(row)))
 
     def collate(self, rows: Sequence[Any], pad_id: int) -> dict[str, Tensor]:
         """A batch: input_ids and attention_mask (batch, seq), padded on the right, and `labels`."""
@@ -93,15 +86,7 @@ class Task:
         rows: Sequence[Any] | None = None,
         batch_size: int = 16,
     ) -> list[Any]:
-        """One prediction per example, in their order. `rows`: those of `self.rows`, if they exist already.
-
-        Raises:
-            DataError: as `rows`; labels that are not the model's; rows longer than the model's positions.
-            ModelError: the model has no head for the task.
-        """
-        head = head_in(model.config)
-        if head is not None and head.labels and list(head.labels) != list(labels):
-            raise DataError(f"the labels are {', '.join(labels)}; the model has {', '.join(head.labels)}")
+        """One prediction per example, in their order. `rows`: those of `self.rows`, if they exist already."""
         rows = self.rows(tokenizer, examples, labels) if rows is None else rows
         sequences = [ids for row in rows for ids in self.sequences(row)]
         outputs = run_by_length(model, sequences, self.read, pad_id=pad_id(tokenizer), batch_size=batch_size)
@@ -132,10 +117,7 @@ class Task:
         return asdict(prediction)
 
     def judge(self, examples: Sequence[Any], predictions: Sequence[Any]) -> list[dict[str, Any]] | None:
-        """One line per example: what is right in it, in numbers whose sum or mean gives the scores.
-
-        None if the score is not made of single examples.
-        """
+        """One line per example, whose sums or means give the scores; None if these are not made of single examples."""
         return None
 
     def example(self, id: str, texts: dict[str, str], labels: Sequence[str]) -> Any:
@@ -147,27 +129,21 @@ def get(name: str, **options: Any) -> Task:
     """The task of this name with these options; an option that is None has its default.
 
     The default of `doc_stride` is at most half of `max_length`.
-
-    Raises:
-        DataError: no such task, or an option that the task does not have.
     """
     require_one_of("the task", name, NAMES)
     kind = getattr(import_module(f"labkit.tasks.{name}"), NAMES[name])
     defaults = {field.name: field.default for field in fields(kind)}
-    if unknown := sorted({option for option in options if options[option] is not None} - set(defaults)):
+    given = {option: value for option, value in options.items() if value is not None}
+    if unknown := sorted(given.keys() - defaults):
         raise DataError(f"{name} has no {', '.join(unknown)}; it has {', '.join(defaults)}")
-    chosen = defaults | {option: value for option, value in options.items() if value is not None}
-    if options.get("doc_stride") is None and "doc_stride" in defaults:
+    chosen = defaults | given
+    if "doc_stride" in defaults.keys() - given:
         chosen["doc_stride"] = min(chosen["doc_stride"], chosen["max_length"] // 2)
     return kind(**chosen)
 
 
 def tokens_of(tokenizer: Any, texts: Sequence[str]) -> list[tuple[list[int], list[tuple[int, int]]]]:
-    """The token ids of each text, and the (start, end) of each token in it. A "<eos>" in a text is text like any other.
-
-    Raises:
-        DataError: a slow tokenizer, which has no offsets.
-    """
+    """The token ids of each text, and the (start, end) of each token in it. A "<eos>" in a text is not special."""
     if not tokenizer.is_fast:
         raise DataError(f"{type(tokenizer).__name__} is a slow tokenizer, which has no offsets; use a fast one")
     options = {"add_special_tokens": False, "split_special_tokens": True, "verbose": False}
@@ -185,11 +161,7 @@ def row_frame(tokenizer: Any, max_length: int) -> tuple[list[int], list[int], in
 
 
 def window_starts(length: int, room: int, stride: int) -> range:
-    """Where the windows of `room` tokens start in a text of `length`; the last one reaches its end.
-
-    A window starts `stride` tokens after the one before, as in BERT's script (Devlin et al. 2019); `stride` of
-    transformers' tokenizers is the number of tokens that two windows share.
-    """
+    """Where the windows of `room` tokens start in a text of `length`, `stride` apart; the last one reaches its end."""
     step = min(stride, room)
     return range(0, max(length - room, 0) + step, step)
 
@@ -212,6 +184,11 @@ def padded(rows: Sequence[Sequence[int]], pad_id: int) -> dict[str, Int[Tensor, 
 def pad_id(tokenizer: Any) -> int:
     """The pad token, or any id where there is none: padding is hidden by the attention mask."""
     return tokenizer.pad_token_id if tokenizer.pad_token_id is not None else 0
+
+
+def json_lines(records: Iterable[dict[str, Any]]) -> str:
+    """Records as JSONL."""
+    return "".join(json.dumps(record, ensure_ascii=False) + "\n" for record in records)
 
 
 def run_by_length(

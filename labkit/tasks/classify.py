@@ -23,21 +23,19 @@ from labkit.tasks.options import ClassifyOptions
 
 @dataclass(frozen=True)
 class Row:
-    """A text with bos and eos, the number of its class, and how many tokens were cut at its end."""
+    """A text with bos and eos, and the number of its class."""
 
     ids: list[int]
     target: int
     example: int
-    cut: int = 0
 
 
 @dataclass(frozen=True)
 class Classified:
-    """The probabilities of the classes of a text, and how many tokens were cut at its end."""
+    """The probabilities of the classes of a text."""
 
     id: str
     probabilities: dict[str, float]
-    cut: int = 0
 
     @property
     def label(self) -> str:
@@ -59,10 +57,7 @@ class Classification(ClassifyOptions, Task):
         targets = {label: number for number, label in enumerate(labels)}
         names = [f"example {example.id}" for example in examples]
         framed = frame(tokenizer, [example.text for example in examples], names, self.max_length, log)
-        return [
-            Row(ids, targets.get(examples[number].label, IGNORED), number, cut)
-            for number, (ids, cut) in enumerate(framed)
-        ]
+        return [Row(ids, targets.get(examples[k].label, IGNORED), k) for k, ids in enumerate(framed)]
 
     def collate(self, rows: Sequence[Row], pad_id: int) -> dict[str, Tensor]:
         """As in `Task.collate`; `labels` (batch,) are the numbers of the classes."""
@@ -70,7 +65,7 @@ class Classification(ClassifyOptions, Task):
 
     def decode(self, examples, rows, outputs, labels) -> list[Classified]:
         return [
-            Classified(examples[row.example].id, dict(zip(labels, logits.softmax(-1).tolist(), strict=True)), row.cut)
+            Classified(examples[row.example].id, dict(zip(labels, logits.softmax(-1).tolist(), strict=True)))
             for row, logits in zip(rows, outputs, strict=True)
         ]
 
@@ -94,11 +89,24 @@ class Classification(ClassifyOptions, Task):
         }
 
     def baselines(self, train: Sequence[Labelled], examples: Sequence[Labelled]) -> dict[str, float]:
-        """`majority`, the most frequent class of `train` (of equals the first by name), and `bag_of_words`."""
+        """`majority`, the most frequent class of `train` (of equals the first by name), and `bag_of_words`.
+
+        The latter is a logistic regression on word counts, which ignores the order of the words.
+        """
+        with needs_extra():
+            from sklearn.feature_extraction.text import HashingVectorizer
+            from sklearn.linear_model import LogisticRegression
+            from sklearn.pipeline import make_pipeline
+
+        # hashed, so that texts without a word are no special case; words of one letter count too
+        counter = HashingVectorizer(n_features=2**16, alternate_sign=False, norm=None, token_pattern=r"\w+")
+        model = make_pipeline(counter, LogisticRegression(max_iter=1000))
+        model.fit([example.text for example in train], [example.label for example in train])
         classes, counts = np.unique([example.label for example in train], return_counts=True)
+        true = [example.label for example in examples]
         return {
-            "majority": float(np.mean([example.label == classes[counts.argmax()] for example in examples])),
-            "bag_of_words": self.score(examples, bag_of_words(train, examples))["accuracy"],
+            "majority": float(np.mean(np.equal(true, classes[counts.argmax()]))),
+            "bag_of_words": float(model.score([example.text for example in examples], true)),
         }
 
     def record(self, prediction: Classified) -> dict[str, Any]:
@@ -116,43 +124,18 @@ class Classification(ClassifyOptions, Task):
         return Labelled(id, texts["text"], labels[0])
 
 
-def bag_of_words(train: Sequence[Labelled], examples: Sequence[Labelled]) -> list[Classified]:
-    """Predictions of a logistic regression on word counts, which ignores the order of the words.
-
-    Raises:
-        ModelError: scikit-learn is not installed.
-    """
-    with needs_extra():
-        from sklearn.feature_extraction.text import HashingVectorizer
-        from sklearn.linear_model import LogisticRegression
-        from sklearn.pipeline import make_pipeline
-
-    # hashed, so that texts without a word are no special case; words of one letter count too
-    counter = HashingVectorizer(n_features=2**16, alternate_sign=False, norm=None, token_pattern=r"\w+")
-    model = make_pipeline(counter, LogisticRegression(max_iter=1000))
-    model.fit([example.text for example in train], [example.label for example in train])
-    probabilities = model.predict_proba([example.text for example in examples])  # (examples, classes)
-    return [
-        Classified(example.id, dict(zip(model.classes_.tolist(), of_text.tolist(), strict=True)))
-        for example, of_text in zip(examples, probabilities, strict=True)
-    ]
-
-
 def frame(
     tokenizer: Any, texts: Sequence[str], names: Sequence[str], max_length: int, log: Log = silent
-) -> list[tuple[list[int], int]]:
-    """Each text as [bos] tokens [eos], and how many tokens were cut at the end of the text to fit `max_length`.
-
-    Raises:
-        DataError: an empty text, called by its name, or no room for one token between bos and eos.
-    """
+) -> list[list[int]]:
+    """Each text as [bos] tokens [eos], cut at its end to fit `max_length`; DataError for an empty one, by its name."""
     first, last, room = row_frame(tokenizer, max_length)
-    framed = []
+    framed, cut = [], 0
     for name, text in zip(names, texts, strict=True):
         ids = tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"]
         if not text.strip() or not ids:
             raise DataError(f"{name} is empty: {text!r}")
-        framed.append((first + ids[:room] + last, max(0, len(ids) - room)))
-    if cut := sum(tokens > 0 for _, tokens in framed):
+        framed.append(first + ids[:room] + last)
+        cut += len(ids) > room
+    if cut:
         log(f"{cut:,} of {len(framed):,} texts were cut to {max_length} tokens")
     return framed

@@ -6,7 +6,6 @@ each pair from the others of its batch (Gao et al. 2021, SimCSE). Only the direc
 
 from __future__ import annotations
 
-from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -65,7 +64,7 @@ class Embedding(EmbedOptions, Task):
                 raise DataError(f"pair {pair.id} has the score {pair.score}: score all pairs from 0 to 1, or none")
         texts = [text for pair in examples for text in (pair.first, pair.second)]
         names = [f"pair {pair.id}" for pair in examples for _ in range(2)]
-        ids = [ids for ids, _ in frame(tokenizer, texts, names, self.max_length, log)]
+        ids = frame(tokenizer, texts, names, self.max_length, log)
         return [Row(*ids[2 * k : 2 * k + 2], example=k, score=pair.score) for k, pair in enumerate(examples)]
 
     def sequences(self, row: Row) -> Sequence[Sequence[int]]:
@@ -84,7 +83,7 @@ class Embedding(EmbedOptions, Task):
         return padded(texts, pad_id) | {"labels": labels}
 
     def loss(self, model: nn.Module, batch: dict[str, Tensor]) -> Tensor:
-        """With scores the mean squared difference of cosine and score, without `in_batch_contrastive`."""
+        """With scores the mean squared difference of cosine and score, else `in_batch_contrastive`."""
         output = model(input_ids=batch["input_ids"], attention_mask=batch["attention_mask"])
         first, second = self.read(output).chunk(2)  # each (batch, width)
         if batch["labels"].ndim == 1:
@@ -104,25 +103,21 @@ class Embedding(EmbedOptions, Task):
     def score(self, examples: Sequence[Pair], predictions: Sequence[Embedded]) -> dict[str, Any]:
         """Pairs with scores: `spearman` and `pearson` correlation with the cosines, NaN if all cosines are equal.
 
-        Pairs without: `pair_retrieval`. Both: `anisotropy` of the different texts, and `n`.
+        Pairs without: `pair_retrieval`. Both: `n`.
         """
         from scipy.stats import pearsonr, spearmanr
 
         first, second = (np.stack([getattr(pair, side) for pair in predictions]) for side in ("first", "second"))
-        texts = [pair.first for pair in examples] + [pair.second for pair in examples]
-        different = np.stack(list(dict(zip(texts, [*first, *second], strict=True)).values()))
         if examples[0].score is None:
-            scores = pair_retrieval(first, second, examples)
-        else:
-            given = [pair.score for pair in examples]
-            if len(set(given)) < 2:
-                raise DataError(f"all {len(given)} pairs have the score {given[0]}: there is nothing to correlate with")
-            cosines = (_unit(first) * _unit(second)).sum(-1)
-            spearman = pearson = float("nan")
-            if np.ptp(cosines) > SAME:
-                spearman, pearson = (float(correlation(cosines, given)[0]) for correlation in (spearmanr, pearsonr))
-            scores = {"spearman": spearman, "pearson": pearson, "n": len(given)}
-        return scores | {"anisotropy": anisotropy(different)}
+            return pair_retrieval(first, second, examples)
+        given = [pair.score for pair in examples]
+        if len(set(given)) < 2:
+            raise DataError(f"all {len(given)} pairs have the score {given[0]}: there is nothing to correlate with")
+        cosines = (_unit(first) * _unit(second)).sum(-1)
+        spearman = pearson = float("nan")
+        if np.ptp(cosines) > SAME:
+            spearman, pearson = (float(correlation(cosines, given)[0]) for correlation in (spearmanr, pearsonr))
+        return {"spearman": spearman, "pearson": pearson, "n": len(given)}
 
     def baselines(self, train: Sequence[Pair], examples: Sequence[Pair]) -> dict[str, float]:
         """`bag_of_words`: vectors of TF-IDF over hashed words, which score what shared words alone achieve."""
@@ -151,13 +146,9 @@ def encode(
 ) -> Float[np.ndarray, "texts width"]:
     """The vector of every text, float32, in the order of the texts and independent of what else is in the batch.
 
-    Args:
-        max_length: in tokens, bos and eos included; a longer text is cut at its end.
-
-    Raises:
-        DataError: an empty text. ModelError: the model has no embedding head.
+    A text of more than `max_length` tokens, bos and eos included, is cut at its end.
     """
-    ids = [ids for ids, _ in frame(tokenizer, texts, [f"text {number}" for number in range(len(texts))], max_length)]
+    ids = frame(tokenizer, texts, [f"text {number}" for number in range(len(texts))], max_length)
     vectors = run_by_length(model, ids, Embedding().read, pad_id=pad_id(tokenizer), batch_size=batch_size)
     return torch.stack(vectors).numpy()
 
@@ -172,12 +163,8 @@ def in_batch_contrastive(
 
     The mean of -log softmax(cosine / temperature) at the right one, in nats (Gao et al. 2021, equation 1).
 
-    Args:
-        texts: equal numbers for equal texts, anchors and positives. A text equal to a row's own anchor or positive is
-            then not a negative of that row. Without it, every other column is one.
-
-    Raises:
-        TrainingError: a batch of one pair, which has no negatives.
+    `texts`: equal numbers for equal texts, anchors and positives. A text equal to a row's own anchor or positive is
+    then not a negative of that row. Without it, every other column is one.
     """
     if len(anchors) < 2:
         raise TrainingError("a batch of one pair has no other pair to compare with: set the batch size to 2 or more")
@@ -194,21 +181,19 @@ def pair_retrieval(
 ) -> dict[str, Any]:
     """Is the second text of each pair the nearest to its first among the second texts of all pairs?
 
-    `accuracy_at_1`; `mean_reciprocal_rank` of the nearest partner; `n`, the queries that have a partner. If a text is
-    in several pairs, all its partners are right. A text is never compared with itself. A text that is as near as a
-    partner counts as nearer, so that a model that gives all texts one vector has an accuracy of 0.
+    `accuracy_at_1`; `mean_reciprocal_rank` of the nearest partner; `n`, the queries that have a partner other than
+    themselves. If a text is in several pairs, all its partners are right. A text that is as near as a partner counts as
+    nearer, so that a model that gives all texts one vector has an accuracy of 0.
     """
-    vector_of = {pair.second: vector for pair, vector in zip(pairs, second, strict=True)}  # each text once
-    column_of = {text: column for column, text in enumerate(vector_of)}
-    columns_of = defaultdict(list)  # of the partners of a text
-    for pair in pairs:
-        columns_of[pair.first].append(column_of[pair.second])
-    right, itself = np.zeros((2, len(pairs), len(vector_of)), dtype=bool)
-    for row, pair in enumerate(pairs):
-        right[row, columns_of[pair.first]] = True
-        itself[row, column_of.get(pair.first, [])] = True
-    right &= ~itself
-    cosines = _unit(first) @ _unit(np.stack(list(vector_of.values()))).T  # (pairs, candidates)
+    number = {text: k for k, text in enumerate(dict.fromkeys([p.second for p in pairs] + [p.first for p in pairs]))}
+    firsts, seconds = (np.array([number[getattr(pair, side)] for pair in pairs]) for side in ("first", "second"))
+    candidates = np.empty((seconds.max() + 1, second.shape[1]), second.dtype)  # each second text once
+    candidates[seconds] = second
+    partners = np.zeros((len(number), len(candidates)), dtype=bool)
+    partners[firsts, seconds] = True
+    itself = firsts[:, None] == np.arange(len(candidates))
+    right = partners[firsts] & ~itself
+    cosines = _unit(first) @ _unit(candidates).T  # (pairs, candidates)
     nearest_right = np.where(right, cosines, -np.inf).max(1, keepdims=True)
     nearer = (cosines >= nearest_right - SAME) & ~right & ~itself  # a tie counts against
     ranks = 1 + nearer.sum(1)[right.any(1)]
@@ -219,16 +204,6 @@ def pair_retrieval(
         "mean_reciprocal_rank": float((1 / ranks).mean()),
         "n": len(ranks),
     }
-
-
-def anisotropy(vectors: Float[np.ndarray, "texts width"]) -> float:
-    """Mean cosine between different texts: 0 for directions spread evenly, near 1 for a narrow cone (Ethayarajh 2019).
-
-    A diagnostic, not a score: the order within a narrow cone can still be good.
-    """
-    n = len(vectors)
-    total = _unit(vectors).sum(0)  # |sum|^2 is the sum of all cosines, those of the n texts with themselves included
-    return float((total @ total - n) / (n * (n - 1)))
 
 
 def nearest(

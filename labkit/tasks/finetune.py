@@ -11,7 +11,6 @@ head. The mask in force is measured before the first step.
 from __future__ import annotations
 
 import hashlib
-import json
 from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
@@ -32,8 +31,8 @@ from labkit.models.heads import sha256_of
 from labkit.models.registry import REGISTRY
 from labkit.models.special_tokens import add_tokens
 from labkit.run_folder import Log, RunFolder, process_count, processes, to_stderr
-from labkit.tasks.base import Task, get, pad_id
-from labkit.tasks.in_force import in_force, require_mask
+from labkit.tasks.base import Task, get, json_lines, pad_id
+from labkit.tasks.in_force import MASKS, RIGHT_TO_LEFT, in_force
 from labkit.training import draw, preset, settled, steps, train
 
 HELD_OUT = 0.1  # of the training examples, if there is no dev set
@@ -83,14 +82,14 @@ def finetune(
 
     The folder also holds `model/` with a card, with LoRA `adapter/`, predictions.<side>.jsonl and judged.<side>.jsonl
     (what is right in each example). The metrics: `dev` and `test` with the scores of the best checkpoint, `baselines`,
-    the measured `mask`, `head_start` and `adapters_start` (sha256 before the first step), and those of `train`.
-
-    Raises:
-        DataError, TrainingError, ModelError: with one clear sentence, before anything is written where possible.
+    the measured `mask`, `head_start` and `adapters_start` (sha256 before the first step), and those of `train`. Input
+    that cannot be trained on is refused before anything is written.
     """
     task = get(task) if isinstance(task, str) else task
     settings = settings or preset(default_preset(str(model)))
-    require_mask(mask, readings, kept=keep_model)
+    require_one_of("the mask", mask, MASKS if keep_model else (*MASKS, RIGHT_TO_LEFT), TrainingError)
+    if keep_model and readings > 1:
+        raise TrainingError("a saved model does not repeat its input, a control for comparisons: give keep_model=False")
     require_one_of("the method", method, adapters.METHODS, TrainingError)
     if not resume and processes().is_main_process:
         RunFolder.check(output_dir, {}, resume=False)  # before the model is loaded, which may take long
@@ -110,16 +109,22 @@ def finetune(
     metric, labels = task.metric(dev), task.labels(train_examples)
     if test and task.name == "embed" and task.metric(test) != metric:
         raise DataError("of dev and test one has pairs with scores and the other pairs without: give both alike")
-    lm = _load(task, model, labels, head or {}, method, settings["seed"], attn, head_dtype)
-    settings = settled(settings, lm.model.config.get_text_config().model_type, log)
-    config["settings"] = settings
+    with random_state_kept(settings["seed"]):
+        dtype = "float32" if method == "full" else None  # small updates are lost in weights of 16 bits
+        lm = load(model, task=task.head(labels, **head or {}), attn=attn, dtype=dtype)
+        if lm.model.head_is_new:
+            torch.manual_seed(settings["seed"])  # whatever was drawn while loading
+            lm.model.start_head(getattr(torch, head_dtype) if head_dtype and method != "full" else None)
+    if marks := MARKS if getattr(task, "prompt", None) == "evidence" else ():
+        add_tokens(lm.model, lm.tokenizer, marks)
+    config["settings"] = settings = settled(settings, lm.model.config.get_text_config().model_type, log)
     if (done := RunFolder.check(output_dir, config, resume=resume).metrics) is not None:
         return done
 
     rows = task.rows(lm.tokenizer, train_examples, labels, log)
     rows_of = {side: task.rows(lm.tokenizer, examples, labels) for side, examples in sides.items()}
     lengths = [len(row.ids) for row in rows]
-    longest = max(task.length(row) for some in (rows, *rows_of.values()) for row in some)
+    longest = max(len(ids) for some in (rows, *rows_of.values()) for row in some for ids in task.sequences(row))
     begin = int(rows[0].ids[0] == lm.tokenizer.bos_token_id)  # bos occurs once, however often the row is read
     cure = f"give a --max-length so that {readings} readings fit" if readings > 1 else None
     require_positions((longest - begin) * readings + begin, lm.model.config, refusal=DataError, cure=cure)
@@ -136,10 +141,8 @@ def finetune(
     settings = settings | {"eval_steps": settings["eval_steps"] or min(EVALUATE_EVERY, per_epoch)}
     metrics = {
         "task": task.name, "metric": metric, "labels": list(labels), "method": method, "packing": packs,
-        # the head of an encoder may be its own, which has no record
-        "head_start": lm.model.head_sha256() if hasattr(lm.model, "head_sha256") else None,
-        "data_order": digest(order), "n_train": len(train_examples), "n_dev": len(dev), "n_test": len(test),
-        "n_rows": len(rows), "n_skipped": skipped, "dtype": settings["dtype"],
+        "head_start": lm.model.head_sha256(), "data_order": digest(order), "n_train": len(train_examples),
+        "n_dev": len(dev), "n_test": len(test), "n_rows": len(rows), "n_skipped": skipped, "dtype": settings["dtype"],
         "baselines": {side: task.baselines(train_examples, examples) for side, examples in sides.items()},
     }  # fmt: skip
     asked = {"window": window, "layers": layers, "readings": readings, "packing": packs}
@@ -174,19 +177,25 @@ def finetune(
                 tokenizer=lm.tokenizer,
                 log=log,
             )
-            run.write_json("trainer_state.json", {"log_history": outcome.pop("history")})
             tuned = task
             with evaluating(trained) as best:
                 for side, examples in sides.items():
                     metrics[side], predictions = measure(best, side, tuned)
                     if side == "dev":
                         tuned = task.tuned(metrics["dev"])
-                    run.write_text(f"predictions.{side}.jsonl", _lines([tuned.record(p) for p in predictions]))
+                    run.write(f"predictions.{side}.jsonl", json_lines(map(tuned.record, predictions)))
                     if (judged := tuned.judge(examples, predictions)) is not None:
-                        run.write_text(f"judged.{side}.jsonl", _lines(judged))
-            metrics |= outcome | {"beats_baselines": beats_baselines(metrics, log)}
+                        run.write(f"judged.{side}.jsonl", json_lines(judged))
+            metrics |= outcome
             if keep_model:
-                _save(lm, trained, tuned, run, metrics, config)
+                record = {"task": task.name, "options": asdict(tuned)}
+                setattr(lm.model.config, TASK, record)
+                if method == "lora":
+                    facts = {"base": config["model"], "task": record, "marks": marks}
+                    run.write("adapter", lambda folder: adapters.save(trained, folder, **facts))
+                    lm.model = trained.merge_and_unload().requires_grad_(True)
+                files = cards.of_fine_tuned(lm, metrics, config)
+                run.write("model", lambda folder: cards.save(folder, lm.model, lm.tokenizer, files))
             run.write_json("metrics.json", metrics)
             return metrics
 
@@ -209,9 +218,6 @@ def crossvalidate(
     The checkpoint of a fold is chosen on a tenth held out of its training part. Leaves fold-1/ to fold-k/, each a run
     folder, and metrics.json: for every score its value per fold, the mean, and half the width of the 95 % interval
     (Student's t over folds; their training parts overlap, so it is a little too narrow: Bengio and Grandvalet 2004).
-
-    Raises:
-        DataError: fewer groups than folds; and as `finetune`.
     """
     from scipy import stats
 
@@ -250,45 +256,6 @@ def default_preset(model: str) -> str:
     return "mini" if model in REGISTRY and (REGISTRY[model].parameters or SMALL) < SMALL else "gemma"
 
 
-def _load(
-    task: Task, model: Any, labels: Sequence[str], head: dict[str, Any], method: str, seed: int, attn: str | None,
-    head_dtype: str | None,
-) -> Any:  # fmt: skip
-    """The model with the task's head on it; a new head depends on the seed alone."""
-    with random_state_kept(seed):
-        dtype = "float32" if method == "full" else None  # small updates are lost in weights of 16 bits
-        lm = load(model, task=task.head(labels, **head), attn=attn, dtype=dtype)
-        if getattr(lm.model, "head_is_new", False):
-            torch.manual_seed(seed)  # whatever was drawn while loading
-            lm.model.start_head(getattr(torch, head_dtype) if head_dtype and method != "full" else None)
-        if getattr(task, "prompt", None) == "evidence":
-            add_tokens(lm.model, lm.tokenizer, MARKS)
-    return lm
-
-
-def _save(lm: Any, trained: Any, task: Task, run: RunFolder, metrics: dict[str, Any], config: dict[str, Any]) -> None:
-    """`model/`, and with LoRA `adapter/`, before the adapters are merged into the model."""
-    record = {"task": task.name, "options": asdict(task)}
-    setattr(lm.model.config, TASK, record)
-    if metrics["method"] == "lora":
-        marks = MARKS if getattr(task, "prompt", None) == "evidence" else ()
-        facts = {"base": config["model"], "task": record, "marks": marks}
-        run.write_folder("adapter", lambda folder: adapters.save(trained, folder, **facts))
-        lm.model = trained.merge_and_unload().requires_grad_(True)
-    files = cards.of_fine_tuned(lm, metrics, config)
-    run.write_folder("model", lambda folder: cards.save(folder, lm.model, lm.tokenizer, files))
-
-
-def beats_baselines(metrics: dict[str, Any], log: Log) -> bool:
-    """Whether the model is better than every baseline, on test if there is one."""
-    side = "test" if "test" in metrics else "dev"
-    name = metrics["metric"] if metrics["metric"] in metrics[side] else metrics["metric"].removeprefix("best_")
-    best = max(metrics["baselines"][side].values())
-    if metrics[side][name] <= best:
-        log(f"on {side} the model has {name} {metrics[side][name]:.3f}, not more than the best baseline, {best:.3f}")
-    return metrics[side][name] > best
-
-
 def numbers(scores: dict[str, Any]) -> dict[str, float]:
     """The scores that are single numbers and not counts."""
     return {
@@ -304,7 +271,3 @@ def digest(examples: Sequence[Any]) -> str:
     for example in examples:
         together.update(repr(example).encode() + b"\0")
     return together.hexdigest()
-
-
-def _lines(records: Sequence[dict[str, Any]]) -> str:
-    return "".join(json.dumps(record, ensure_ascii=False) + "\n" for record in records)

@@ -30,13 +30,6 @@ MEASURED = 12  # tokens on which the right-to-left mask is compared, cell by cel
 BEHIND = ~causal() | sliding_window(1)  # a window of one token: itself
 
 
-def require_mask(mask: str, readings: int, *, kept: bool) -> None:
-    """Raise TrainingError unless there is such a mask, and it can be saved with the model where that is kept."""
-    require_one_of("the mask", mask, MASKS if kept else (*MASKS, RIGHT_TO_LEFT), TrainingError)
-    if kept and readings > 1:
-        raise TrainingError("a saved model does not repeat its input, a control for comparisons: give keep_model=False")
-
-
 def require_window(model: Any, window: str) -> None:
     """Raise TrainingError unless there is such a window, and the model has local layers if one is chosen."""
     require_one_of("the window", window, WINDOWS, TrainingError)
@@ -45,12 +38,25 @@ def require_window(model: Any, window: str) -> None:
         raise TrainingError(f"the window is {window!r}, but {type(model).__name__} has no local layers; leave it out")
 
 
-def put_mask_in_force(model: Any, mask: str, window: str = "keep", layers: str = "all") -> dict[str, Any]:
-    """Make `model` bidirectional, or leave it causal, and measure it; returns what was measured.
+@contextmanager
+def in_force(
+    model: Any, mask: str, *, window: str = "keep", layers: str = "all", readings: int = 1, packing: bool = False
+) -> Iterator[dict[str, Any]]:
+    """The mask put in force for the block, with packing and repeated reading; yields what was measured, as a record.
 
-    Raises:
-        TrainingError: there is no such mask to remove, or the measured mask is not the one asked for.
+    Raises TrainingError if there is no such mask to remove, or the measured mask is not the one asked for.
     """
+    with ExitStack() as stack:
+        measured = _right_to_left(model, stack) if mask == RIGHT_TO_LEFT else _chosen(model, mask, window, layers)
+        if packing:
+            stack.enter_context(packed(model))
+        if readings > 1:  # inside, as what is packed are the repeated rows
+            stack.enter_context(repeated(model, readings))
+        yield {"asked": mask, "window": window, "layers": layers, "readings": readings} | measured
+
+
+def _chosen(model: Any, mask: str, window: str, layers: str) -> dict[str, Any]:
+    """`mask` of `MASKS`: make the model bidirectional, or leave it as it is, and measure it."""
     name = type(model).__name__
     if mask == "bidirectional" and decoder_or_none(model) is None:
         raise TrainingError(f"{name} is not a decoder, so it has no mask to remove; give mask encoder")
@@ -70,24 +76,7 @@ def put_mask_in_force(model: Any, mask: str, window: str = "keep", layers: str =
         raise TrainingError(
             f"the mask was to be {mask} in layers {layers}; measured: {report.verdict}, bidirectional in {opened}"
         )
-    return {"asked": mask, "measured": report.verdict, "window": window, "layers": layers, "opened": opened}
-
-
-@contextmanager
-def in_force(
-    model: Any, mask: str, *, window: str = "keep", layers: str = "all", readings: int = 1, packing: bool = False
-) -> Iterator[dict[str, Any]]:
-    """The mask put in force for the block, with packing and repeated reading; yields what was measured, as a record."""
-    with ExitStack() as stack:
-        if mask == RIGHT_TO_LEFT:
-            measured = _right_to_left(model, stack) | {"window": window, "layers": layers}
-        else:
-            measured = put_mask_in_force(model, mask, window, layers)
-        if packing:
-            stack.enter_context(packed(model))
-        if readings > 1:  # inside, as what is packed are the repeated rows
-            stack.enter_context(repeated(model, readings))
-        yield measured | {"readings": readings}
+    return {"measured": report.verdict, "opened": opened}
 
 
 def _right_to_left(model: Any, stack: ExitStack) -> dict[str, str]:
@@ -99,4 +88,4 @@ def _right_to_left(model: Any, stack: ExitStack) -> dict[str, str]:
     for layer in audit(model, quick=True).layers:
         if not layer.mask.agrees_with(BEHIND, min(MEASURED, window or MEASURED, layer.mask.limit or MEASURED)):
             raise TrainingError(f"the mask was to be right-to-left, and layer {layer.index} measures otherwise")
-    return {"asked": RIGHT_TO_LEFT, "measured": RIGHT_TO_LEFT}
+    return {"measured": RIGHT_TO_LEFT}

@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from labkit.convert import choose_layers, to_bidirectional
 from labkit.decoder.limits import require_positions
 from labkit.decoder.running import evaluating
-from labkit.errors import DataError
+from labkit.errors import DataError, require_one_of
 from labkit.models import adapters, cards, load
 from labkit.models.adapters import weights_to, with_lora
 from labkit.models.special_tokens import ensure_mask_token
@@ -32,16 +32,12 @@ from labkit.tasks.finetune import digest
 from labkit.tasks.in_force import require_window
 from labkit.training import draw, settled, train
 
-READS = ("same", "before")  # where the logits of a hidden token are: at its own position, or at the one before it
-
 
 @dataclass(frozen=True)
 class FillInScores:
-    """How well a model predicts hidden tokens, each of them hidden alone.
+    """How well a model predicts hidden tokens, each hidden alone: the cost of each, and the rank of the right token.
 
-    Attributes:
-        nats: cost of each hidden token; the mean's exponential is the pseudo-perplexity (Salazar et al. 2020).
-        ranks: rank of the right token among all; 1 is the most probable.
+    The pseudo-perplexity is the exponential of the mean cost (Salazar et al. 2020).
     """
 
     nats: list[float]
@@ -88,16 +84,12 @@ def train_lm(
 ) -> dict[str, Any]:
     """Train the model called `model` (a name, hub id or folder) on `texts`; leaves a run folder, returns its metrics.
 
-    "mlm" and "mntp" make the model bidirectional first, and the saved model is (`window`: as `labkit.to_bidirectional`;
-    `layers`: "all", "middle-third" or numbers such as "0,1,2"); "prefix" and "hybrid" put their mask in force row by
-    row. Each text is cut into rows of at most `max_length` tokens. With `lora` the matrices get adapters of `rank`,
-    which are saved in `adapter/` and merged into the model in `model/`.
+    "mlm" and "mntp" make the model bidirectional first, and the saved model is (`window`, `layers`: as in `finetune`);
+    "prefix" and "hybrid" put their mask in force row by row. Each text is cut into rows of at most `max_length` tokens.
+    With `lora` the matrices get adapters of `rank`, saved in `adapter/` and merged into the model in `model/`.
 
     Metrics: those of `labkit.training.train`, `loss` before and after on `eval_texts`, and, where tokens are hidden,
     `pseudo_perplexity`, `fill_in_accuracy` and `fill_in_top_5` as the model was, unmasked, and after.
-
-    Raises:
-        DataError, TrainingError, ModelError: each with one clear sentence.
     """
     goal = by_name(objective)
     # small updates are lost in 16-bit weights, so weights that are trained are float32; LoRA's are by themselves
@@ -108,18 +100,16 @@ def train_lm(
         "command": "train lm", "model": str(model), "objective": objective, "settings": settings,
         "texts": digest(texts), "eval_texts": digest(eval_texts), "max_length": max_length, "mask_rate": mask_rate,
         "whole_words": whole_words, "window": window, "layers": layers, "lora": lora, "rank": rank,
-        "dropout": dropout, "attn": attn,
-        "processes": process_count(),
+        "dropout": dropout, "attn": attn, "processes": process_count(),
     }  # fmt: skip
     if (done := RunFolder.check(output_dir, config, resume=resume).metrics) is not None:
         return done
     require_window(lm.model, window)
     if lora:
         weights_to(lm.model, getattr(torch, settings["dtype"]))
-    corruption = None
     if goal.hides_tokens:
         ensure_mask_token(lm.model, lm.tokenizer)
-        corruption = corruption_for(lm.tokenizer, mask_rate, whole_words)
+    corruption = corruption_for(lm.tokenizer, mask_rate, whole_words) if goal.hides_tokens else None
     if dropout is not None:
         set_dropout(lm.model, dropout)
     chosen = choose_layers(layers, lm.model.config.get_text_config().num_hidden_layers)
@@ -139,8 +129,8 @@ def train_lm(
         scores[state] = _scores(model, lm.tokenizer, held, collate, reads)
         if state != "after":
             log(f"{state}: {', '.join(f'{name} {value:.3f}' for name, value in scores[state].items())}")
-        numbers = {name: value for name, value in scores[state].items() if name not in ("loss", "n")}
-        return {"eval_loss": scores[state]["loss"], **numbers}  # "loss" is the training's own
+        names = {"loss": "eval_loss"}  # "loss" is the training's own
+        return {names.get(name, name): value for name, value in scores[state].items() if name != "n"}
 
     measure(lm.model, "before")
     if goal.attention == "bidirectional":
@@ -161,10 +151,9 @@ def train_lm(
         )
         if lora:
             facts = {"base": str(model), "mask_token": goal.hides_tokens}
-            run.write_folder("adapter", lambda folder: adapters.save(trained, folder, **facts))
+            run.write("adapter", lambda folder: adapters.save(trained, folder, **facts))
         best = trained.merge_and_unload() if lora else trained
-        run.write_folder("model", lambda folder: cards.save(folder, best, lm.tokenizer))
-        run.write_json("trainer_state.json", {"log_history": outcome.pop("history")})
+        run.write("model", lambda folder: cards.save(folder, best, lm.tokenizer))
         metrics = outcome | {"scores": scores, "n_train": len(rows), "n_eval": len(held)}
         run.write_json("metrics.json", metrics)
         return metrics
@@ -174,11 +163,8 @@ def train_lm(
 def fill_in(lm: Any, text: str, *, reads: str, top: int = 5) -> list[list[tuple[str, float]]]:
     """For every mask token in `text`: the `top` likeliest tokens with their probabilities.
 
-    `lm` has `.model` and `.tokenizer` (with a mask token, see `ensure_mask_token`). `reads`: "same" for a model trained
-    with MLM, "before" for MNTP and for a model that only knows the next token.
-
-    Raises:
-        DataError: no mask token in the text, or one at its beginning that is to be read from the position before.
+    `lm` has `.model` and `.tokenizer` (with a mask token, see `ensure_mask_token`). `reads`: where the logits of a
+    hidden token are: "same" for a model trained with MLM, "before" for MNTP and for a model of the next token.
     """
     ids = lm.tokenizer(text)["input_ids"]
     hidden = [place for place, id in enumerate(ids) if id == lm.tokenizer.mask_token_id]
@@ -204,11 +190,8 @@ def fill_in_scores(
 ) -> FillInScores:
     """Hide `positions` tokens of the rows, one at a time, and score what the model predicts there.
 
-    Which tokens are hidden depends on the rows and on `seed` alone, so two models predict the same tokens.
-
-    Args:
-        rows: token ids, each (seq,), from `cut_into_rows`.
-        reads: "same" or "before", see `fill_in`.
+    Which tokens are hidden depends on the rows (of `cut_into_rows`) and on `seed` alone, so two models predict the same
+    tokens. `reads`: as in `fill_in`.
     """
     special = torch.tensor(tokenizer.all_special_ids)
     places = [(r, i) for r, row in enumerate(rows) for i in range(1, len(row)) if row[i] not in special]
@@ -264,22 +247,18 @@ def _scores(model: Any, tokenizer: Any, rows: list[Tensor], collate: Collator, r
             counted = int((batch["labels"] != IGNORED).sum())
             total += counted * float(loss(model, batch, collate.objective))
             n += counted
-    scores = {"loss": total / n, "n": n}
-    if by_name(collate.objective).attention == "bidirectional":
-        filled = fill_in_scores(model, tokenizer, rows, reads=reads)
-        scores |= {
-            "pseudo_perplexity": filled.pseudo_perplexity,
-            "fill_in_accuracy": filled.accuracy,
-            "fill_in_top_5": filled.top_5,
-            "n": len(filled.ranks),
-        }
-    return scores
+    if by_name(collate.objective).attention != "bidirectional":
+        return {"loss": total / n, "n": n}
+    filled = fill_in_scores(model, tokenizer, rows, reads=reads)
+    return {
+        "loss": total / n, "n": len(filled.ranks), "pseudo_perplexity": filled.pseudo_perplexity,
+        "fill_in_accuracy": filled.accuracy, "fill_in_top_5": filled.top_5,
+    }  # fmt: skip
 
 
 def _probabilities(model: Any, batch: dict[str, Tensor], hidden: Sequence[int], reads: str) -> Tensor:
     """(rows, vocab): the probabilities that the model gives for the position hidden[b] of row b."""
-    if reads not in READS:
-        raise DataError(f"reads is {reads!r}; give 'same' (MLM) or 'before' (MNTP and next-token models)")
+    require_one_of("reads", reads, ("same", "before"))
     where = torch.tensor(hidden) - int(reads == "before")
     if bool((where < 0).any()):
         raise DataError("the first token is hidden, and there is no position before it to read it from")

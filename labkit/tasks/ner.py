@@ -16,16 +16,7 @@ from torch import Tensor
 from labkit.datasets.examples import NO_TAG, Sentence, entities_in, parts, to_bio, words_of
 from labkit.errors import DataError, needs_extra, require_one_of
 from labkit.run_folder import Log, silent
-from labkit.tasks.base import (
-    IGNORED,
-    Task,
-    pad_rows,
-    padded,
-    row_frame,
-    tokens_of,
-    tokens_over,
-    window_starts,
-)
+from labkit.tasks.base import IGNORED, Task, pad_rows, padded, row_frame, tokens_of, tokens_over, window_starts
 from labkit.tasks.options import NerOptions
 
 LABEL_ON = ("last", "first")  # the token of a word that carries its label
@@ -33,10 +24,9 @@ LABEL_ON = ("last", "first")  # the token of a word that carries its label
 
 @dataclass(frozen=True)
 class Row:
-    """A sentence, or a window of a long one, for the model.
+    """A sentence, or a window of a long one.
 
     Attributes:
-        ids: tokens, between bos and eos where the tokenizer has them.
         targets: one per token: the number of the word's tag on the token that carries it, -100 elsewhere.
         words: (index in `ids`, word) of each word that is labelled here. No word is labelled in two rows.
     """
@@ -53,16 +43,14 @@ class Tagged:
 
     Attributes:
         entities: {"start", "end", "label", "text"} of each; text == sentence.text[start:end].
-        tags: one per word, in BIO. An I that continues no entity of its kind begins one, and is B here.
-        probabilities: of the raw tags; None for a word without a token, which is predicted as O.
-        raw_tags: the most probable tag of each word, which need not be legal BIO.
+        tags: the most probable tag of each word. An I that continues no entity of its kind begins one, and is B here.
+        probabilities: of these tags; None for a word without a token, which is predicted as O.
     """
 
     id: str
     entities: list[dict[str, Any]]
     tags: list[str]
     probabilities: list[float | None]
-    raw_tags: list[str]
 
 
 @dataclass(frozen=True)
@@ -73,25 +61,20 @@ class NamedEntities(NerOptions, Task):
         require_one_of("label_on", self.label_on, LABEL_ON)
 
     def labels(self, examples: Sequence[Sentence]) -> Sequence[str]:
-        """O, then B and I of every kind that occurs, kinds in alphabetical order: ("O", "B-LOC", "I-LOC", ...).
-
-        Raises:
-            DataError: no sentence has an entity.
-        """
+        """O, then B and I of every kind that occurs, kinds in alphabetical order: ("O", "B-LOC", "I-LOC", ...)."""
         kinds = {parts(tag)[1] for sentence in examples for tag in sentence.tags} - {""}
         if not kinds:
             raise DataError("no sentence has an entity, so there is nothing to learn")
         return (NO_TAG, *(f"{letter}-{kind}" for kind in sorted(kinds) for letter in "BI"))
 
     def rows(self, tokenizer: Any, examples: Sequence[Sentence], labels: Sequence[str], log: Log = silent) -> list[Row]:
-        """As in `Task.rows`. The text is tokenised as it is, and a word has the tokens that its characters are in.
+        """As in `Task.rows`. A word has the tokens that its characters are in.
 
         Two words may share a token (full stop and quotation mark in GPT-2's `."`), which carries the label of one. A
         word without a token of its own is in no row and is predicted as O.
 
-        A long sentence is cut into windows that start `doc_stride` tokens apart. Of the tokens that two windows share,
-        the first half is labelled in the first and the rest in the second. A window without a labelled word is left
-        out.
+        Of the tokens that two windows of a long sentence share, the first half is labelled in the first and the rest in
+        the second. A window without a labelled word is left out.
         """
         begin, end, room = row_frame(tokenizer, self.max_length)
         number = {label: k for k, label in enumerate(labels)}
@@ -122,7 +105,7 @@ class NamedEntities(NerOptions, Task):
         return padded([row.ids for row in rows], pad_id) | {"labels": pad_rows([row.targets for row in rows], IGNORED)}
 
     def decode(self, examples, rows, outputs, labels) -> list[Tagged]:
-        """The most probable tag of each word, and the entities of these tags. `outputs`: (tokens, labels) each."""
+        """`outputs`: (tokens, labels) each."""
         raw = [[NO_TAG] * len(sentence.words) for sentence in examples]
         probabilities: list[list[float | None]] = [[None] * len(sentence.words) for sentence in examples]
         for row, logits in zip(rows, outputs, strict=True):
@@ -130,30 +113,24 @@ class NamedEntities(NerOptions, Task):
             for (_, word), p, k in zip(row.words, best.values.tolist(), best.indices.tolist(), strict=True):
                 raw[row.example][word], probabilities[row.example][word] = labels[k], p
         predictions = []
-        for sentence, raw_tags, of_words in zip(examples, raw, probabilities, strict=True):
-            tags = to_bio(raw_tags)
+        for sentence, tags, of_words in zip(examples, map(to_bio, raw), probabilities, strict=True):
             entities = [
                 asdict(entity) | {"text": sentence.text[entity.start : entity.end]}
                 for entity in entities_in(sentence.spans, tags)
             ]
-            predictions.append(Tagged(sentence.id, entities, tags, of_words, raw_tags))
+            predictions.append(Tagged(sentence.id, entities, tags, of_words))
         return predictions
 
     def score(self, examples: Sequence[Sentence], predictions: Sequence[Tagged]) -> dict[str, Any]:
-        """`scores` of the legal tags, and `f1_raw`, the strict F1 of the raw ones."""
-        raw = scores(examples, [tagged.raw_tags for tagged in predictions])["f1"]
-        return scores(examples, [tagged.tags for tagged in predictions]) | {"f1_raw": raw}
+        return scores(examples, [tagged.tags for tagged in predictions])
 
     def baselines(self, train: Sequence[Sentence], examples: Sequence[Sentence]) -> dict[str, float]:
         return {name: scores(examples, tags)["f1"] for name, tags in majority_baseline(train, examples).items()}
 
-    def record(self, prediction: Tagged) -> dict[str, Any]:
-        return {name: value for name, value in asdict(prediction).items() if name != "raw_tags"}
-
     def judge(self, examples: Sequence[Sentence], predictions: Sequence[Tagged]) -> list[dict[str, Any]]:
         """How many entities are `correct`, `predicted` and `gold`, each {kind: count}.
 
-        Summed over sentences and kinds, 2 correct / (predicted + gold) is the strict F1 of the legal tags.
+        Summed over sentences and kinds, 2 correct / (predicted + gold) is the F1.
         """
         lines = []
         for sentence, tagged in zip(examples, predictions, strict=True):
@@ -170,18 +147,13 @@ class NamedEntities(NerOptions, Task):
 
 
 def scores(sentences: Sequence[Sentence], predicted_tags: Sequence[Sequence[str]]) -> dict[str, Any]:
-    """Scores of tags over all entities of the sentences (micro average), counted by seqeval.
+    """Scores of legal BIO tags over all entities of the sentences (micro average), counted by seqeval.
 
-    `f1`, `precision`, `recall`: strict, only entities in legal BIO count. `f1_lenient`: as conlleval, an entity may
-    begin with I; it differs from `f1` only for tags that are not legal. `token_accuracy`: the share of words with the
-    correct tag. `by_kind`: {kind: precision, recall, f1, support}, strict, of every kind that is gold or predicted.
-    `n_sentences`, `n_words`, `n_entities`. A ratio whose denominator is 0 is 0.
-
-    Raises:
-        ModelError: seqeval is not installed.
+    `f1`, `precision`, `recall`; `token_accuracy`, the share of words with the correct tag; `by_kind`, {kind: precision,
+    recall, f1, support}; `n_sentences`, `n_words`, `n_entities`. A ratio whose denominator is 0 is 0.
     """
     with needs_extra():
-        from seqeval.metrics import accuracy_score, f1_score
+        from seqeval.metrics import accuracy_score
         from seqeval.metrics.v1 import precision_recall_fscore_support, unique_labels
         from seqeval.scheme import IOB2
 
@@ -194,7 +166,6 @@ def scores(sentences: Sequence[Sentence], predicted_tags: Sequence[Sequence[str]
         "f1": float(f1),
         "precision": float(precision),
         "recall": float(recall),
-        "f1_lenient": float(f1_score(gold, predicted, zero_division=0)),
         "token_accuracy": float(accuracy_score(gold, predicted)),
         "by_kind": {
             kind: {"precision": float(p), "recall": float(r), "f1": float(f), "support": int(n)}
@@ -207,20 +178,18 @@ def scores(sentences: Sequence[Sentence], predicted_tags: Sequence[Sequence[str]
 
 
 def majority_baseline(train: Sequence[Sentence], sentences: Sequence[Sentence]) -> dict[str, list[list[str]]]:
-    """Tags without a model: "outside" makes every word O; "most_frequent" takes the most frequent tag of the word.
+    """Tags without a model: "outside" makes every word O; "most_frequent" gives it its usual tag in `train`.
 
-    The frequencies are those in `train`; of two equally frequent tags O comes first, then the alphabet decides. A word
-    that is not in `train` is O. The tags are made legal BIO, as a model's are.
+    Of two equally frequent tags O comes first, then the alphabet decides. A word that is not in `train` is O.
     """
     counts: dict[str, Counter[str]] = defaultdict(Counter)
     for sentence in train:
         for word, tag in zip(sentence.words, sentence.tags, strict=True):
             counts[word][tag] += 1
     usual = {word: min(tags, key=lambda tag: (-tags[tag], tag != NO_TAG, tag)) for word, tags in counts.items()}
-    most_frequent = [[usual.get(word, NO_TAG) for word in sentence.words] for sentence in sentences]
     return {
         "outside": [[NO_TAG] * len(sentence.words) for sentence in sentences],
-        "most_frequent": [to_bio(tags) for tags in most_frequent],
+        "most_frequent": [to_bio([usual.get(word, NO_TAG) for word in sentence.words]) for sentence in sentences],
     }
 
 
@@ -228,10 +197,9 @@ def _places(sentence: Sentence, offsets: Sequence[tuple[int, int]], label_on: st
     """{word: the token that carries its label}: its first or last one that no other word has; lost words have none."""
     places: dict[int, int] = {}
     taken: set[int] = set()
-    words = range(len(sentence.spans))
-    for word in words if label_on == "first" else reversed(words):
-        free = [token for token in tokens_over(offsets, *sentence.spans[word]) if token not in taken]
-        if free:
-            places[word] = free[0 if label_on == "first" else -1]
-            taken.add(places[word])
+    words, end = range(len(sentence.spans)), 0 if label_on == "first" else -1
+    for word in words if end == 0 else reversed(words):
+        if free := [token for token in tokens_over(offsets, *sentence.spans[word]) if token not in taken]:
+            places[word] = free[end]
+            taken.add(free[end])
     return places

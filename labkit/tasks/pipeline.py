@@ -7,18 +7,17 @@ predict_file(pipe, "texts.jsonl", "entities.jsonl")     the same for files
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from labkit.datasets.files import HALF_A_PAIR, csv_rows, json_lines
+from labkit.datasets import files
 from labkit.errors import DataError, ModelError, reading
 from labkit.files import require_writable, write_whole
 from labkit.models import load
 from labkit.models.adapters import TASK
 from labkit.models.heads import head_in
-from labkit.tasks.base import Task, get
+from labkit.tasks.base import Task, get, json_lines
 
 
 class Pipeline:
@@ -29,14 +28,10 @@ class Pipeline:
         self.labels = list(head_in(lm.model.config).labels)
 
     def __call__(self, inputs: Any = None, **fields: str) -> Any:
-        """The prediction for one input (a text, a dict, or its fields by name), or for a list of them.
+        """The prediction for one input (a text, a dict, or its fields by name), or for a list of them, as dicts.
 
-        Gives a dict per input. qa: text, start, end (text == context[start:end], "" for no answer), probability,
-        n_best. ner: entities with start, end, label and text; tags; probabilities. classify: label, probability,
-        probabilities. embed: the similarity of first and second.
-
-        Raises:
-            DataError: a field is missing, is not a text, or is empty.
+        qa: text, start, end (text == context[start:end], "" for no answer), probability, n_best. ner: entities with
+        start, end, label and text; tags; probabilities. classify: label, probability, probabilities. embed: similarity.
         """
         inputs = fields if inputs is None else inputs
         if isinstance(inputs, (str, dict)):
@@ -46,17 +41,15 @@ class Pipeline:
 
     def predict(self, examples: Sequence[Any]) -> list[dict[str, Any]]:
         """The predictions for examples of the task, as dicts."""
-        if not examples:
-            return []
-        model, tokenizer = self.lm.model, self.lm.tokenizer
-        predictions = self.task.predict(model, tokenizer, examples, self.labels, batch_size=self.batch_size)
+        given = (self.lm.model, self.lm.tokenizer, examples, self.labels)
+        predictions = self.task.predict(*given, batch_size=self.batch_size) if examples else []
         return [self.task.record(prediction) for prediction in predictions]
 
     def example(self, row: dict[str, Any], where: str, number: int) -> Any:
         """The example of a row; `where` names it in an error, and `number` is its id if it has none."""
         names = self.task.inputs
         for name in names:
-            if not isinstance(row.get(name), str) or not row[name].strip() or HALF_A_PAIR.search(row[name]):
+            if not isinstance(row.get(name), str) or not row[name].strip() or files.HALF_A_PAIR.search(row[name]):
                 problem = "is missing" if name not in row else f"is {row[name]!r}"
                 raise DataError(f"{where}: {name} {problem}; {self.task.name} needs {' and '.join(names)}")
         id = str(number if row.get("id") is None else row["id"])
@@ -67,14 +60,10 @@ def pipeline(
     model: str | Path, *, task: str | None = None, batch_size: int = 8, device: Any = None, attn: str | None = None,
     dtype: Any = None,
 ) -> Pipeline:  # fmt: skip
-    """Load what `labkit train` left: a run's folder, its `model` or a checkpoint, or a hub id of such a folder.
+    """Load what `labkit train` left: a run's folder, its `model` or `adapter`, or a hub id of such a folder.
 
-    Args:
-        task: only needed to check that the model is for it.
-        device, attn, dtype: as in `labkit.load`.
-
-    Raises:
-        ModelError: the model was not fine-tuned by labkit, or for another task, or cannot be loaded.
+    `task`: only needed to check that the model is for it. `device`, `attn`, `dtype`: as in `labkit.load`. Raises
+    ModelError if the model was not fine-tuned by labkit, or for another task, or cannot be loaded.
     """
     folder = Path(model).expanduser()
     if (folder / "metrics.json").is_file() and (folder / "model").is_dir():
@@ -94,21 +83,16 @@ def pipeline(
 def predict_file(pipe: Pipeline, source: str | Path, target: str | Path | None) -> int:
     """JSONL or CSV in, JSONL out, row by row, with the input's `id` or else the line's number; returns their number.
 
-    All lines are checked first. `target` (None: standard output) is written whole or not at all.
-
-    Raises:
-        DataError: a line that is not a JSON object or lacks a field, with file and line number; `target` is a folder,
-            or the input itself. OSError: `target` cannot be written; this is checked before the first prediction.
+    All lines are checked first, and that `target` (None: standard output) can be written, whole or not at all.
     """
     source = Path(source).expanduser()
     target = Path("-" if target is None else target).expanduser()
     require_writable(target)
     if target.is_dir() or (target.is_file() and target.resolve() == source.resolve()):
         raise DataError(f"{target} is a folder, or the input itself; give --output another file")
-    read = csv_rows if source.suffix.lower() in (".csv", ".tsv") else json_lines
+    read = files.csv_rows if source.suffix.lower() in (".csv", ".tsv") else files.json_lines
     examples = [pipe.example(row, f"{source}, line {line}", line) for line, row in read(source)]
     if not examples:
         raise DataError(f"{source} has no line")
-    predictions = pipe.predict(examples)
-    write_whole(target, "".join(json.dumps(prediction, ensure_ascii=False) + "\n" for prediction in predictions))
-    return len(predictions)
+    write_whole(target, json_lines(pipe.predict(examples)))
+    return len(examples)

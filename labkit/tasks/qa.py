@@ -35,7 +35,6 @@ class Window:
     """One row: a question and a part of its context.
 
     Attributes:
-        example: the number of the question.
         offsets: for each token (start, end) in the characters of the whole context, None outside the context. A token
             may include the space before its word, and several tokens may share one character.
         start, end: the first and the last token of the answer; both `null` if the window does not contain all of it.
@@ -63,12 +62,9 @@ class Candidate:
 
 @dataclass(frozen=True)
 class Prediction:
-    """The answer to one question: text == context[start:end], and "" (0, 0) for no answer.
+    """The answer to one question, one of `n_best`: the best spans and "no answer", by descending score.
 
-    Attributes:
-        probability: of this answer, from a softmax over the scores of `n_best`.
-        n_best: the best spans and "no answer", by descending score.
-        null_score_diff: score of "no answer" minus that of the best span; above the threshold there is no answer.
+    `null_score_diff`: score of "no answer" minus that of the best span; above the threshold there is no answer.
     """
 
     id: str
@@ -107,13 +103,9 @@ class QuestionAnswering(QaOptions, Task):
         return "best_f1" if choose else "f1"
 
     def rows(self, tokenizer: Any, examples: Sequence[Question], labels: Any, log: Log = silent) -> list[Window]:
-        """All windows of the first question, then those of the second, ...
+        """All windows of the first question, then those of the second, ...; the target is a question's first answer.
 
-        The target is the first answer of the question. A question of more than half of `max_length` is cut at its end.
-        Windows start `doc_stride` tokens apart.
-
-        Raises:
-            DataError: no room for the context; a context without a word; a slow tokenizer, which has no offsets.
+        A question of more than half of `max_length` is cut at its end. Windows start `doc_stride` tokens apart.
         """
         opening, middle, closing = _frame(tokenizer, self.order, self.prompt)
         queries = tokens_of(tokenizer, [question.question for question in examples])
@@ -196,7 +188,6 @@ class QuestionAnswering(QaOptions, Task):
         return {"no_answer": float(np.mean(no_answer)), "lexical_overlap": float(np.mean(overlap))}
 
     def record(self, prediction: Prediction) -> dict[str, Any]:
-        """The prediction with its five best candidates."""
         return asdict(replace(prediction, n_best=prediction.n_best[:5]))
 
     def judge(self, examples: Sequence[Question], predictions: Sequence[Prediction]) -> list[dict[str, Any]]:
@@ -224,14 +215,8 @@ def decode(
 
     All spans of at most `max_answer_tokens` tokens that start and end in the context are compared, not only those of
     the best starts and ends. The score of a span is start logit + end logit; of equal scores the first in the text
-    wins, then the shortest. "No answer" has its lowest score over all windows, as in BERT's script.
-
-    Args:
-        start_logits, end_logits: one row per window, each at least as long as the window. The rest is padding.
-        null_threshold: the answer is "" if the score of "no answer" exceeds that of the best span by more than this.
-
-    Raises:
-        DataError: logits that are not finite.
+    wins, then the shortest. "No answer" has its lowest score over all windows, as in BERT's script; it is the answer if
+    this exceeds the score of the best span by more than `null_threshold`. Logits beyond a window are padding.
     """
     spans: list[dict[tuple[int, int], float]] = [{} for _ in questions]
     null_scores = [np.inf] * len(questions)

@@ -54,10 +54,7 @@ def scores(questions: Sequence[Question], predictions: Sequence[Any]) -> dict[st
 
 
 def judged(questions: Sequence[Question], predictions: Sequence[Any]) -> list[dict[str, Any]]:
-    """One line per question: `f1` and `exact_match`, whose means are those of `scores`.
-
-    Also `id`, `group` and `answerable`.
-    """
+    """One line per question: `f1` and `exact_match`, whose means are those of `scores`; `id`, `group`, `answerable`."""
     lines = []
     for question, prediction in zip(questions, predictions, strict=True):
         answers = [answer.text for answer in question.answers]
@@ -70,9 +67,8 @@ def judged(questions: Sequence[Question], predictions: Sequence[Any]) -> list[di
 def best_threshold(questions: Sequence[Question], predictions: Sequence[Any]) -> tuple[float, float]:
     """The `null_threshold` with the best F1 on these questions, and that F1, which decoding with it reproduces.
 
-    It differs from `find_best_thresh` of the official script in three ways: questions with equal scores are all
-    answered or none; the threshold lies in the middle between two scores; and if it is best to answer none, the
-    threshold does that (the script returns 0).
+    Unlike in the official script, questions with equal scores are all answered or none, the threshold lies in the
+    middle between two scores, and if it is best to answer none, it does that (the script returns 0).
     """
     gains = [  # of answering a question
         f1(prediction.best_span.text, [answer.text for answer in question.answers]) if question.answers else -100.0
