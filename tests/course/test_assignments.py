@@ -29,7 +29,7 @@ def answers(name):
 def cells(name, key="public"):
     """The code cells of the master, solutions in place; cells that only look are left out."""
     read = read_master(masters()[name], assignment(name), Variant(key))
-    return [cell for cell in read if cell.kind == "code" and cell.role != "look"]
+    return [cell for cell in read if cell.cell_type == "code" and "look" not in cell.metadata]
 
 
 @cache
@@ -44,7 +44,7 @@ def changed(exercise, *changes):
     """The solution with each (old, new) put in; a single change is the whole answer."""
     if len(changes) == 1:
         return changes[0]
-    source = next(cell.source for cell in cells(exercise[:2]) if cell.exercise == exercise)
+    source = next(cell.source for cell in cells(exercise[:2]) if cell.metadata.get("answer") == exercise)
     for old, new in zip(changes[::2], changes[1::2], strict=True):
         assert old in source, f"{exercise}: {old!r} is not in the solution"
         source = source.replace(old, new)
