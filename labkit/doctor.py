@@ -34,10 +34,7 @@ GB = 10**9
 
 @dataclass(frozen=True)
 class Finding:
-    """`status` is "ok", "warn" (part of the lab will not work) or "fail" (nothing will).
-
-    `cure` says what to do, as a command where there is one; empty if nothing is wrong.
-    """
+    """`status`: "ok", "warn" (part of the lab will not work) or "fail" (nothing will). `cure`: what to do, or empty."""
 
     name: str
     status: str
@@ -48,11 +45,6 @@ class Finding:
 def diagnose() -> list[Finding]:
     """All findings, in the order in which to cure them. Changes nothing, needs no network, takes seconds."""
     return [*_required(), *_machine(), *_places(), *_models(), *_optional()]
-
-
-def healthy(findings: list[Finding]) -> bool:
-    """Whether nothing failed; warnings do not count."""
-    return all(finding.status != "fail" for finding in findings)
 
 
 def _finding(name: str, detail: str, cure: str = "", *, problem: str = "warn") -> Finding:
