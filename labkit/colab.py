@@ -26,12 +26,10 @@ NO_GPU = "no GPU, so all runs on the CPU (Runtime > Change runtime type gives yo
 def setup(drive: bool = False) -> None:
     """Make the running notebook ready and print one line: version, profile and device. Safe to call again.
 
-    In Colab without a GPU everything runs on the CPU, with the sizes of a laptop, unless LABKIT_PROFILE is set.
-
-    drive: in Colab, mount Google Drive and work in its folder "labkit". Files with a relative path, such as
-        `--output-dir runs/ner`, are then still there after a disconnect, and `--resume` continues a run.
-
-    Raises LabkitError where a package is too old, or where Drive is refused.
+    In Colab without a GPU the sizes are those of a laptop, unless LABKIT_PROFILE is set. `drive`: in Colab, mount
+    Google Drive and work in its folder "labkit". Files with a relative path, such as `--output-dir runs/ner`, are then
+    still there after a disconnect, and `--resume` continues a run. Raises LabkitError where a package is too old, or
+    where Drive is refused.
     """
     if unmet := unmet_requirements():
         problems = "; ".join(f"{need.name}: found {version_of(need.name)}, needed {need.specifier}" for need in unmet)
@@ -85,15 +83,13 @@ def _work_on_drive() -> Path:
     """Mount Google Drive if it is not, and make its folder "labkit" the working folder of this session."""
     from google.colab import drive  # type: ignore[import-not-found]  # exists in Colab only
 
-    if not (DRIVE / "MyDrive").is_dir():
+    folder = DRIVE / "MyDrive" / "labkit"
+    if not folder.parent.is_dir():
         try:
             drive.mount(str(DRIVE))
         except Exception as error:  # Colab's own, which have no common class
-            raise LabkitError(
-                f"Google Drive was not mounted ({error}). Run the cell again and allow the access, or call setup() "
-                "without drive=True: everything works, but its files are lost with the session."
-            ) from error
-    folder = DRIVE / "MyDrive" / "labkit"
+            advice = "Run the cell again and allow the access, or call setup() without drive=True and keep no files"
+            raise LabkitError(f"Google Drive was not mounted ({error}). {advice}.") from error
     folder.mkdir(parents=True, exist_ok=True)
     os.chdir(folder)
     return folder
