@@ -9,15 +9,12 @@ import os
 import sys
 from importlib import metadata
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import Any
 
 from labkit import __version__
 from labkit.errors import LabkitError
 from labkit.notebooks import DISTRIBUTION
 from labkit.profile import VARIABLE, current, in_colab
-
-if TYPE_CHECKING:
-    from packaging.requirements import Requirement
 
 DRIVE = Path("/content/drive")  # where Colab's own button mounts it, too
 NO_GPU = "no GPU, so all runs on the CPU (Runtime > Change runtime type gives you one)"
@@ -59,8 +56,8 @@ def setup(drive: bool = False) -> None:
     print(", ".join([f"labkit {__version__}", f"profile {current().name}", *facts]))
 
 
-def unmet_requirements() -> list[Requirement]:
-    """What labkit needs and this Python does not have: a missing package, or one that is too old."""
+def unmet_requirements() -> list[Any]:
+    """The `Requirement`s of labkit that this Python does not meet: a missing package, or one that is too old."""
     from packaging.requirements import Requirement
 
     try:

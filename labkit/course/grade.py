@@ -101,8 +101,7 @@ def grade(
     Raises CourseError for what cannot be read or run, or is of another variant; never for what a student's code does.
     """
     if notebook.suffix.lower() != ".ipynb":
-        where = f"in {DEEPEST} levels of folders; links are not followed"
-        raise CourseError(f"{notebook} holds no .ipynb file" + f" ({where})" * notebook.is_dir())
+        raise CourseError(f"{notebook} holds no .ipynb file in {DEEPEST} levels of folders; links are not followed")
     began, content = time.monotonic(), read_regular(notebook, MOST_BYTES)
     try:
         read = json.loads(content.decode("utf-8-sig"))
@@ -120,10 +119,7 @@ def grade(
         raise CourseError(f"{notebook} holds no code")
     hidden, variant = variant is not None, variant or Variant(key)
     if key != variant.key:
-        raise CourseError(
-            f"{notebook} is of another variant (key {key}, this one's is {variant.key}); "
-            "give --variant with the secret that it was built with"
-        )
+        raise CourseError(f"{notebook} is of another variant, {key}, not {variant.key}; give --variant with its secret")
     basis = {"sha256": hashlib.sha256(content).hexdigest(), "variant": key, "labkit": _labkit(), "trusted": trusted}
     basis |= asdict(limits)
     if earlier and not earlier.timed_out and (earlier.assignment, earlier.basis) == (name, basis):
