@@ -9,15 +9,12 @@ import os
 import sys
 from importlib import metadata
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import Any
 
 from labkit import __version__
 from labkit.errors import LabkitError
 from labkit.notebooks import DISTRIBUTION
 from labkit.profile import VARIABLE, current, in_colab
-
-if TYPE_CHECKING:
-    from packaging.requirements import Requirement
 
 DRIVE = Path("/content/drive")  # where Colab's own button mounts it, too
 NO_GPU = "no GPU, so all runs on the CPU (Runtime > Change runtime type gives you one)"
@@ -26,12 +23,10 @@ NO_GPU = "no GPU, so all runs on the CPU (Runtime > Change runtime type gives yo
 def setup(drive: bool = False) -> None:
     """Make the running notebook ready and print one line: version, profile and device. Safe to call again.
 
-    In Colab without a GPU everything runs on the CPU, with the sizes of a laptop, unless LABKIT_PROFILE is set.
-
-    drive: in Colab, mount Google Drive and work in its folder "labkit". Files with a relative path, such as
-        `--output-dir runs/ner`, are then still there after a disconnect, and `--resume` continues a run.
-
-    Raises LabkitError where a package is too old, or where Drive is refused.
+    In Colab without a GPU the sizes are those of a laptop, unless LABKIT_PROFILE is set. `drive`: in Colab, mount
+    Google Drive and work in its folder "labkit". Files with a relative path, such as `--output-dir runs/ner`, are then
+    still there after a disconnect, and `--resume` continues a run. Raises LabkitError where a package is too old, or
+    where Drive is refused.
     """
     if unmet := unmet_requirements():
         problems = "; ".join(f"{need.name}: found {version_of(need.name)}, needed {need.specifier}" for need in unmet)
@@ -61,8 +56,8 @@ def setup(drive: bool = False) -> None:
     print(", ".join([f"labkit {__version__}", f"profile {current().name}", *facts]))
 
 
-def unmet_requirements() -> list[Requirement]:
-    """What labkit needs and this Python does not have: a missing package, or one that is too old."""
+def unmet_requirements() -> list[Any]:
+    """The `Requirement`s of labkit that this Python does not meet: a missing package, or one that is too old."""
     from packaging.requirements import Requirement
 
     try:
@@ -85,15 +80,13 @@ def _work_on_drive() -> Path:
     """Mount Google Drive if it is not, and make its folder "labkit" the working folder of this session."""
     from google.colab import drive  # type: ignore[import-not-found]  # exists in Colab only
 
-    if not (DRIVE / "MyDrive").is_dir():
+    folder = DRIVE / "MyDrive" / "labkit"
+    if not folder.parent.is_dir():
         try:
             drive.mount(str(DRIVE))
         except Exception as error:  # Colab's own, which have no common class
-            raise LabkitError(
-                f"Google Drive was not mounted ({error}). Run the cell again and allow the access, or call setup() "
-                "without drive=True: everything works, but its files are lost with the session."
-            ) from error
-    folder = DRIVE / "MyDrive" / "labkit"
+            advice = "Run the cell again and allow the access, or call setup() without drive=True and keep no files"
+            raise LabkitError(f"Google Drive was not mounted ({error}). {advice}.") from error
     folder.mkdir(parents=True, exist_ok=True)
     os.chdir(folder)
     return folder

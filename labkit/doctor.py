@@ -9,14 +9,11 @@ import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import Any
 
 from labkit import profile
 from labkit.colab import unmet_requirements, version_of
 from labkit.errors import LabkitError
-
-if TYPE_CHECKING:
-    import torch
 
 PYTHONS = ((3, 11), (3, 13))  # oldest and newest that are tested
 OPTIONAL = {  # what does not work without the package
@@ -34,10 +31,7 @@ GB = 10**9
 
 @dataclass(frozen=True)
 class Finding:
-    """`status` is "ok", "warn" (part of the lab will not work) or "fail" (nothing will).
-
-    `cure` says what to do, as a command where there is one; empty if nothing is wrong.
-    """
+    """`status`: "ok", "warn" (part of the lab will not work) or "fail" (nothing will). `cure`: what to do, or empty."""
 
     name: str
     status: str
@@ -48,11 +42,6 @@ class Finding:
 def diagnose() -> list[Finding]:
     """All findings, in the order in which to cure them. Changes nothing, needs no network, takes seconds."""
     return [*_required(), *_machine(), *_places(), *_models(), *_optional()]
-
-
-def healthy(findings: list[Finding]) -> bool:
-    """Whether nothing failed; warnings do not count."""
-    return all(finding.status != "fail" for finding in findings)
 
 
 def _finding(name: str, detail: str, cure: str = "", *, problem: str = "warn") -> Finding:
@@ -96,7 +85,7 @@ def _machine() -> Iterator[Finding]:
     yield _finding("memory", f"{free / GB:.1f} GB free", cure if free < 2 * GB else "")
 
 
-def _linear_seconds(dtype: torch.dtype) -> float:
+def _linear_seconds(dtype: Any) -> float:
     """The time of a linear layer of 512 x 512 for 512 rows, on one core: others may be busy."""
     import torch
     from torch.utils.benchmark import Timer

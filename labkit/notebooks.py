@@ -9,33 +9,34 @@ from __future__ import annotations
 import filecmp
 import math
 import os
+import re
 import sys
 import time
+from collections import namedtuple
 from collections.abc import Iterable
-from dataclasses import dataclass
 from pathlib import Path
 
 from labkit import files
-from labkit.errors import DataError, LabkitError
+from labkit.errors import DataError, LabkitError, needs_extra
 from labkit.profile import VARIABLE, by_name
 
 DISTRIBUTION = "labkit-bidirectional"
+STRAY = {".ipynb_checkpoints", "__pycache__"}
 SKIP_TAG = "nbval-skip"  # cells that the tests leave out, each with its reason in tests/notebooks/SKIPPED.md
 
-_SETUP_CELL = """\
+FIRST_CELL = """\
 import importlib.util
 
 if importlib.util.find_spec("labkit") is None:
-    {install}
+    raise ModuleNotFoundError("Install labkit first; docs/colab.md says how.")
 import labkit.colab
 
 labkit.colab.setup()"""
-FIRST_CELL = _SETUP_CELL.format(install='raise ModuleNotFoundError("Install labkit first; docs/colab.md says how.")')
 
 
 def first_cell(requirement: str) -> str:
     """The setup cell that installs `requirement` where labkit is missing; pip keeps a torch and numpy that fit."""
-    return _SETUP_CELL.format(install=f'%pip install -q "{requirement}"')
+    return re.sub("raise .*", f'%pip install -q "{requirement}"', FIRST_CELL)
 
 
 def is_setup_cell(source: str) -> bool:
@@ -43,14 +44,8 @@ def is_setup_cell(source: str) -> bool:
     return "import labkit.colab\n" in source and source.strip().split("\n")[-1].startswith("labkit.colab.setup(")
 
 
-@dataclass(frozen=True)
-class NotebookRun:
-    """One notebook that was executed to its end."""
-
-    path: Path  # the notebook
-    cells: int  # code cells executed
-    seconds: float  # wall clock, kernel start included
-    output: Path | None  # where the executed copy was written
+# One notebook that was executed to its end: code cells, wall-clock seconds, and where the executed copy is, or None.
+NotebookRun = namedtuple("NotebookRun", "path cells seconds output")
 
 
 def list_notebooks() -> list[Path]:
@@ -67,16 +62,12 @@ def copy(dest: str | Path, force: bool = False) -> list[Path]:
     source, dest = files.folder("notebooks"), Path(dest).expanduser()
     if dest.exists() and not dest.is_dir():
         raise DataError(f"{dest} is a file; give a folder to copy the notebooks to.")
-    ignored = {".ipynb_checkpoints", "__pycache__"}
-    originals = [f for f in sorted(source.rglob("*")) if f.is_file() and not ignored.intersection(f.parts)]
+    originals = [file for file in sorted(source.rglob("*")) if file.is_file() and not STRAY.intersection(file.parts)]
     targets = {file: dest / file.relative_to(source) for file in originals}
     changed = {f: t for f, t in targets.items() if not (t.is_file() and filecmp.cmp(f, t, shallow=False))}
     if blocked := [t for t in changed.values() if os.path.lexists(t) and not (force and t.is_file())]:
         names = ", ".join(str(target.relative_to(dest)) for target in blocked)
-        raise DataError(
-            f"Nothing was copied: {dest} already has {names}, different from labkit's. "
-            "Choose another folder, move your work away, or replace it with force=True (on the command line: --force)."
-        )
+        raise DataError(f"Nothing was copied: {dest} has {names} already, different from labkit's; --force overwrites")
     for file, target in changed.items():
         files.write_whole(target, file.read_bytes())
     return list(changed.values())
@@ -95,18 +86,18 @@ def run(
     One line per notebook goes to stderr. Cells tagged "nbval-skip" are not executed. The kernel is this Python.
     Raises DataError for a path without a notebook, and LabkitError with notebook, cell and exception if one fails.
     """
-    environment = dict(os.environ) | ({} if profile is None else {VARIABLE: by_name(profile).name})
+    environment = os.environ | ({} if profile is None else {VARIABLE: by_name(profile).name})
     notebooks = list_notebooks() if paths is None else [file for path in paths for file in _find(Path(path))]
-    outputs = [None if output_dir is None else Path(output_dir).expanduser() / path.name for path in notebooks]
+    outputs = [output_dir and Path(output_dir).expanduser() / path.name for path in notebooks]
     for output in filter(None, outputs):
         files.require_writable(output)
     runs = []
-    for number, (path, output) in enumerate(zip(notebooks, outputs, strict=True), 1):
-        print(f"[{number}/{len(notebooks)}] {path.name}", file=sys.stderr, flush=True)
+    for path, output in zip(notebooks, outputs, strict=True):
+        print(f"[{len(runs) + 1}/{len(notebooks)}] {path.name}", file=sys.stderr, flush=True)
         began = time.perf_counter()
         text, cells = _execute(path, timeout, environment)
         runs.append(NotebookRun(path, cells, time.perf_counter() - began, output))
-        if output is not None:
+        if output:
             files.write_whole(output, text)
     return runs
 
@@ -125,15 +116,12 @@ def _find(path: Path) -> list[Path]:
 
 def _execute(path: Path, timeout: int | float, environment: dict[str, str]) -> tuple[str, int]:
     """The text of the executed notebook, and how many code cells ran."""
-    try:
+    with needs_extra("viz"):
         import ipykernel  # noqa: F401  (the kernel)
         import nbclient
         import nbformat
         from jupyter_client import AsyncKernelManager
         from jupyter_client.kernelspec import KernelSpecManager
-    except ImportError as error:
-        text = f"Executing notebooks needs {error.name}. Install it with: pip install '{DISTRIBUTION}[viz]'"
-        raise LabkitError(text) from error
     try:
         notebook = nbformat.read(path, as_version=4)
     except Exception as error:  # nbformat raises its own, json's and traitlets' errors

@@ -25,17 +25,14 @@ def load(name: str) -> pd.DataFrame:
 
     condition, label (condition, model, steps and n: unique for each group of rows that belong together), arm, part
     ("all", a part of the test set, or "100 training examples"), n, mean, low, high, difference, difference_low,
-    difference_high.
+    difference_high. all_low to all_high, where given, is the wider interval that holds for all differences of the
+    condition at once (Bonferroni).
 
     "mask_effect" also has task, model, method, steps, n_train, n_seeds, scores (of each seed), baseline (the best score
     without a model), learned (whether the arm is significantly better than that), and half the width that the interval
     would have from the texts alone and from the seeds alone: of_texts, of_seeds. "fusion_quality" also has model,
     method, paraphrases, templates and to_average, the difference to logit averaging. "future_attention" also has
-    n_seeds, scores, parameters and flops_per_token. Where it is given, all_low to all_high is the wider interval that
-    holds for all differences of the condition at once (Bonferroni).
-
-    Raises:
-        DataError: there is no such result, or it is not a table (`read` returns what the file holds).
+    n_seeds, scores, parameters and flops_per_token. Raises DataError if there is no such table.
     """
     data = read(name)
     rows = data.get("rows", data.get("results"))
@@ -88,10 +85,6 @@ def read(name: str) -> dict[str, Any]:
     """What the file of the result called `name` holds."""
     path = folder("results") / f"{name}.json"
     if not path.is_file():
-        raise DataError(f"there is no stored result {name!r}; there are {', '.join(names())}")
+        names = sorted(file.stem for file in path.parent.glob("*.json"))
+        raise DataError(f"there is no stored result {name!r}; there are {', '.join(names)}")
     return json.loads(path.read_text(encoding="utf-8"))
-
-
-def names() -> list[str]:
-    """The names of all results."""
-    return sorted(path.stem for path in folder("results").glob("*.json"))

@@ -9,7 +9,7 @@ import pytest
 from transformers import EarlyStoppingCallback, Trainer
 
 from labkit.cli.predict import FIELDS
-from labkit.cli.train import HYPERPARAMETERS, LM_NEEDS
+from labkit.cli.train import HIDES, HYPERPARAMETERS, UNMASKS
 from labkit.datasets import splits
 from labkit.errors import LabkitError
 from labkit.objectives import OBJECTIVES
@@ -35,16 +35,6 @@ def test_with_the_embedded_data_a_task_needs_only_a_folder(labkit_command, tmp_p
     texts = [f"--{first}", "Who mended it?", f"--{second}", "The smith of Tohmi mended it."]
     code, out, err = labkit_command("predict", task, "--model", tmp_path / "run", *texts)
     assert code == 0 and output in json.loads(out)
-
-
-def test_an_interrupted_run_says_how_to_continue(labkit_command, tmp_path, monkeypatch):
-    def interrupted(*_, **__):
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr(Trainer, "train", interrupted)
-    code, out, err = labkit_command("train", "classify", "--output-dir", tmp_path / "run", *SMALL)
-    assert (code, out) == (130, "")
-    assert err.splitlines()[-1] == "labkit: interrupted; the same command with --resume continues"
 
 
 VALUES = {
@@ -135,10 +125,9 @@ def test_each_option_of_a_task_reaches_its_training(labkit_command, tmp_path, mo
 
 
 def test_what_an_option_of_lm_needs_follows_from_the_objectives():
-    hiding = tuple(name for name, objective in OBJECTIVES.items() if objective.hides_tokens)
-    unmasking = tuple(name for name, objective in OBJECTIVES.items() if objective.attention == "bidirectional")
-    assert {LM_NEEDS[name] for name in ("mask_rate", "whole_words")} == {("objective", hiding)}
-    assert {LM_NEEDS[name] for name in ("window", "layers")} == {("objective", unmasking)}
+    hiding = [name for name, objective in OBJECTIVES.items() if objective.hides_tokens]
+    unmasking = [name for name, objective in OBJECTIVES.items() if objective.attention == "bidirectional"]
+    assert (HIDES.split(), UNMASKS.split()) == (["--objective", *hiding], ["--objective", *unmasking])
 
 
 def test_rows_that_cannot_be_read_stop_a_run_unless_they_are_skipped(labkit_command, tmp_path):
@@ -183,31 +172,17 @@ def test_own_files_through_training_folds_and_prediction(labkit_command, tmp_pat
         (["train", "ner", "--data", "field-notes", "--train-file", "x.conll"], "not both"),
         (["train", "ner", "--train-file", "nowhere.conll"], "nowhere.conll does not exist"),
         (["train", "embed", "--data", "evidence"], "'embed'"),
-        (["train", "ner", "--preset", "huge"], "preset is 'huge'; choose one of gemma, mini, quick"),
         (["train", "ner", "--preset", "lm"], "preset is 'lm'; choose one of gemma, mini, quick"),
         (["train", "ner", "--mask", "right-to-left"], "'right-to-left'; choose one of bidirectional, causal, encoder"),
         (["train", "ner", "--mask", "encoder"], "GPT2ForTokens is causal, so it is no encoder"),
         (["train", "ner", "--window", "halve"], "GPT2ForTokens has no local layers"),
         (["train", "ner", "--rank", "4"], "--rank has an effect only with --method lora"),
         (["train", "ner", "--batch-tokens", "99"], "--batch-tokens has an effect only with --packing"),
-        (
-            ["train", "ner", "--mask", "causal", "--layers", "0"],
-            "--layers has an effect only with --mask bidirectional",
-        ),
         (["train", "ner", "--schedule", "warmup_stable_decay"], "schedule is 'warmup_stable_decay'; choose one of lin"),
         (["train", "ner", "--epochs", "0"], "num_train_epochs is 0.0; it must be above 0"),
-        (["train", "ner", "--learning-rate", "0"], "learning_rate is 0.0; it must be above 0"),
         (["train", "qa", "--null-threshold", "nan"], "null_threshold is nan; give a finite number"),
         (["train", "ner", "--data", "no_such_set"], "the hub has no no_such_set"),
-        (["train", "lm", "--objective", "next", "--whole-words"], "--whole-words has an effect only with --objective"),
-        (
-            ["train", "lm", "--objective", "next", "--layers", "0"],
-            "--layers has an effect only with --objective mlm or",
-        ),
-        (
-            ["train", "lm", "--objective", "next", "--eval-file", "x"],
-            "--eval-file has an effect only with --train-file",
-        ),
+        (["train", "lm", "--objective", "next", "--layers", "0"], "an effect only with --objective mlm or mntp"),
         (["train", "lm", "--objective", "next", "--profile", "zz"], "--profile is 'zz'; choose one of ci, laptop"),
         (["train", "lm", "--objective", "mlm", "--window", "global"], "GPT2LMHeadModel has no local layers"),
         (["train", "ner", "--order", "question-last"], "No such option"),

@@ -12,7 +12,7 @@ import torch
 import labkit
 from labkit import doctor
 from labkit.decoder import limits
-from labkit.doctor import Finding, diagnose, healthy
+from labkit.doctor import Finding, diagnose
 
 
 def find(name: str) -> Finding:
@@ -36,8 +36,7 @@ def installed(monkeypatch):
 
 
 def test_this_machine_is_healthy_and_every_problem_of_another_comes_with_a_cure(own_cache, installed, monkeypatch):
-    findings = diagnose()
-    assert healthy(findings), [finding for finding in findings if finding.status == "fail"]
+    assert not [finding for finding in diagnose() if finding.status == "fail"]
     installed(torch="2.1", transformers=None, nbval=None, anywidget=None, gguf=None)
     monkeypatch.setenv("LABKIT_PROFILE", "supercomputer")
     findings = diagnose()
@@ -59,7 +58,7 @@ def test_a_missing_or_old_package_comes_with_the_pip_command(installed, package,
     installed(**{package: version})
     finding = find(package)
     assert (finding.status, finding.cure) == (status, cure)
-    assert healthy(diagnose()) == (status == "warn")
+    assert ("fail" in {finding.status for finding in diagnose()}) == (status == "fail")
 
 
 @pytest.mark.parametrize(("version", "status"), [((3, 10, 9), "fail"), ((3, 11, 0), "ok"), ((3, 14, 0), "warn")])

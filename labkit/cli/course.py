@@ -10,11 +10,12 @@ from typing import Annotated, Any
 
 import typer
 
-from labkit.cli.console import Json, aside, print_json, print_table, show, waiting
+from labkit.cli.console import Json, aside, report, table, waiting
 from labkit.errors import CourseError
 
 SECRET = "LABKIT_VARIANT_SECRET"
 SECRET_HELP = f"File with the secret of a private variant; or set {SECRET}. Default: the public variant."
+WRITTEN = "{}: {} grades; class.html, grades.csv"
 TRUST_HELP = "Run without bubblewrap: the students' code runs as you, and can read and change what you can."
 app = typer.Typer(help="Build, check and grade assignments.")
 
@@ -28,20 +29,18 @@ Assignment = Annotated[str | None, typer.Option(help="a1 to a5, for notebooks wi
 def course_list(as_json: Json = False) -> None:
     """List the assignments.
 
-    Shows exercises, points and minutes.
-
     Example: labkit course list
     """
     from labkit.course.build import masters
     from labkit.course.exercises import assignment
 
-    fields, rows = ("name", "title", "answer", "difficulty", "minutes", "points", "track"), []
+    fields, rows, cells = ("name", "title", "answer", "difficulty", "minutes", "points", "track"), [], []
     for of in map(assignment, masters()):
         exercises = [{field: getattr(exercise, field) for field in fields} for exercise in of.exercises.values()]
         about = {"name": of.name, "title": of.title, "minutes": of.minutes, "points": of.points}
         rows.append(about | {"exercises": exercises})
-    cells = [(row["name"], row["title"], len(row["exercises"]), row["points"], row["minutes"]) for row in rows]
-    show(as_json, rows, ("", "assignment", "exercises", "points", "minutes"), cells)
+        cells.append((of.name, of.title, len(exercises), of.points, of.minutes))
+    report(as_json, rows, table(("", "assignment", "exercises", "points", "minutes"), cells))
 
 
 @app.command("build")
@@ -63,7 +62,7 @@ def course_build(
     from labkit.course.build import build
 
     paths = build(output_dir, _variant(variant), [name.lower() for name in names or ()] or None, execute=execute)
-    _print(as_json, paths, f"{len(paths)} files written to {output_dir}")
+    report(as_json, paths, f"{len(paths)} files written to {output_dir}")
 
 
 @app.command("check")
@@ -83,14 +82,12 @@ def course_check(
     from labkit.course.sandbox import Limits
 
     with waiting("running the notebook"):
-        result = grade(notebook.stem, notebook, Limits(), assignment_name=assignment, hidden=False, trusted=True)
-    if as_json:
-        print_json(asdict(result))
-    else:
-        rows = [(o.exercise, o.status, f"{o.points} of {o.out_of}") for o in result.outcomes]
-        print_table(("exercise", "", "points"), [*rows, ("in all", "", result.score)])
-        for text in [*(outcome for outcome in result.outcomes if outcome.message), *result.trouble]:
-            print(f"\n{text}")
+        result = grade(notebook.stem, notebook, Limits(), assignment_name=assignment, trusted=True)
+    rows = [(o.exercise, o.status, f"{o.points} of {o.out_of}") for o in result.outcomes] + [
+        ("in all", "", result.score)
+    ]
+    texts = [*(outcome for outcome in result.outcomes if outcome.message), *result.trouble]
+    report(as_json, asdict(result), table(("exercise", "", "points"), rows), *(f"\n{text}" for text in texts))
     raise typer.Exit(0 if result.points == result.out_of else 1)
 
 
@@ -132,10 +129,9 @@ def course_grade(
     except KeyboardInterrupt:
         print(f"labkit: interrupted; grades are in {output_dir}, and the same command continues", file=sys.stderr)
         raise
-    if not as_json:
-        print_table(("student", "points", ""), [(grade.student, grade.score, grade.remark) for grade in grades])
-    text = f"{output_dir}: {len(grades)} grades; class.html, grades.csv"
-    _print(as_json, [asdict(grade) for grade in grades], text)
+    rows = [(grade.student, grade.score, grade.remark) for grade in grades]
+    lines = table(("student", "points", ""), rows), WRITTEN.format(output_dir, len(grades))
+    report(as_json, [asdict(grade) for grade in grades], *lines)
     raise typer.Exit(1 if any(grade.failure for grade in grades) else 0)
 
 
@@ -154,8 +150,7 @@ def course_pages(
 
     graded = _grades(grades)
     write_pages(graded, grades)
-    text = f"{grades}: {len(graded)} grades; class.html, grades.csv"
-    _print(as_json, {"folder": grades, "grades": len(graded)}, text)
+    report(as_json, {"folder": grades, "grades": len(graded)}, WRITTEN.format(grades, len(graded)))
 
 
 @app.command("gradebook")
@@ -181,7 +176,7 @@ def course_gradebook(
     about = {"file": output, "grades": len(graded), "not_in_roster": without}
     missing = f"; not in the roster: {', '.join(without)}" if without else ""
     with aside(output):
-        _print(as_json, about, f"{output}: {len(graded) - len(without)} grades{missing}")
+        report(as_json, about, f"{output}: {len(graded) - len(without)} grades{missing}")
 
 
 def _grades(folder: Path) -> list[Any]:
@@ -201,10 +196,3 @@ def _variant(file: Path | None) -> Any:
     if not file.exists():
         raise CourseError(f"--variant takes a file that holds the secret, and there is none at {file}; or set {SECRET}")
     return Variant.of(file.read_text(encoding="utf-8").strip())
-
-
-def _print(as_json: bool, value: Any, text: str) -> None:
-    if as_json:
-        print_json(value)
-    else:
-        print(text)

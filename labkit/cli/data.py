@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from labkit.cli.console import Json, print_json, show
+from labkit.cli.console import Json, report, table
 
 app = typer.Typer(help="List and check data sets.")
 
@@ -23,8 +23,6 @@ TagColumn = Annotated[
 def data_list(as_json: Json = False) -> None:
     """List the data sets that come with labkit.
 
-    Shows content, number of records, licence and path.
-
     Example: labkit data list
     """
     from labkit.datasets.embedded import SHIPPED
@@ -32,7 +30,7 @@ def data_list(as_json: Json = False) -> None:
     fields = ("name", "what", "count", "licence", "path")
     rows = [{field: getattr(data, field) for field in fields} for data in SHIPPED]
     cells = [tuple("-" if cell is None else cell for cell in row.values()) for row in rows]
-    show(as_json, rows, ("name", "what", "records", "licence", "path"), cells)
+    report(as_json, rows, table(("name", "what", "records", "licence", "path"), cells))
 
 
 @app.command("check")
@@ -59,22 +57,21 @@ def data_check(
     if bool(files) != bool(task) or (tag_column is not None and not files):
         raise typer.BadParameter("FILE and --task go together: labkit data check train.json dev.json --task qa")
     if files:
-        reports = [asdict(report) | {"ok": report.ok} for report in check_files(task, files, tag_column)]
+        reports = [asdict(file) | {"ok": file.ok} for file in check_files(task, files, tag_column)]
     else:
         faults_of = {data.name: check(data) for data in SHIPPED}
         reports = [{"name": name, "ok": not faults, "faults": faults} for name, faults in faults_of.items()]
-    if as_json:
-        print_json(reports)
-    for report in [] if as_json else reports:
+    lines = []
+    for found in reports:
         if files:
-            counts = ", ".join(f"{printable(label)} {count:,}" for label, count in report["counts"].items())
-            print(f"{report['path']}: {report['n']:,} examples{f' ({counts})' if counts else ''}")
+            counts = ", ".join(f"{printable(label)} {count:,}" for label, count in found["counts"].items())
+            lines.append(f"{found['path']}: {found['n']:,} examples{f' ({counts})' if counts else ''}")
         else:
-            print(f"{report['name']}: {'in order' if report['ok'] else 'damaged'}")
+            lines.append(f"{found['name']}: {'in order' if found['ok'] else 'damaged'}")
         for kind in ("fault", "warning"):
-            findings = report.get(f"{kind}s", [])
-            for finding in findings[:SHOWN]:
-                print(f"{kind}: {finding}")
+            findings = found.get(f"{kind}s", [])
+            lines += [f"{kind}: {finding}" for finding in findings[:SHOWN]]
             if len(findings) > SHOWN:
-                print(f"{kind}: and {len(findings) - SHOWN:,} more, which --json prints")
-    raise typer.Exit(0 if all(report["ok"] for report in reports) else 1)
+                lines.append(f"{kind}: and {len(findings) - SHOWN:,} more, which --json prints")
+    report(as_json, reports, *lines)
+    raise typer.Exit(0 if all(found["ok"] for found in reports) else 1)

@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from labkit.cli.console import Json, Needs, Options, Text, aside, flag, option, options_of, print_json, print_table
+from labkit.cli.console import JSON, Options, Text, aside, flag, option, options_of, report, table
 from labkit.errors import DataError
 from labkit.fusion.methods import Settings
 
-RESCORING = {"rescore", "compare", "lemmatize", "lemmatizer", "output", "as_json"}
 SETTINGS = options_of(Settings, typed={"indexes": Text, "weights": Text, "stop": list[str] | None})
 OPTIONS: Options = SETTINGS | {
     "lemmatize": flag("--lemmatize", "Also count an answer that matches after lemmatisation."),
@@ -20,10 +19,11 @@ OPTIONS: Options = SETTINGS | {
     ),
     "resume": flag("--resume", "Continue the run in --output."),
     "rescore": option(Text, "Score the answers in this file, without a model.", metavar="FILE"),
-    "compare": option(Text, "With --rescore: compare with the answers in this file.", metavar="FILE"),
-    "as_json": (Json, False),
+    "compare": option(
+        Text, "With --rescore: compare with the answers in this file.", metavar="FILE", needs="--rescore"
+    ),
+    "as_json": JSON,
 }
-NEEDS: Needs = {"compare": ("rescore", ())}
 HELP = """Answer a question from several paraphrases.
 
 With the default method the paraphrases do not attend to each other, and the answer attends to all of them.
@@ -42,17 +42,22 @@ Example: labkit fuse --model gemma3-270m --method fuse --num-paraphrases 5"""
 
 
 def fuse(given: dict[str, Any]) -> None:
+    from labkit.fusion.scores import summary
+
     if given["lemmatize"] and given["lemmatizer"] is None:
         given["lemmatizer"] = "simplemma"
     if given["model"] is None and given["rescore"] is None:
         raise DataError("--model is missing; give a registered name, a hub id or a local folder")
-    answers, compared = _run(given) if given["rescore"] is None else _rescore(given)
+    answers, compared = (_run(given), {}) if given["rescore"] is None else _rescore(given)
+    scores = {"exact": summary(answers)} | ({"lemmatised": summary(answers, True)} if given["lemmatizer"] else {})
+    value = {"file": str(answers.path), "scores": scores, "compared_with": given["compare"]} | compared
+    value |= {name: fact for name, fact in answers.about.items() if name != "prefix"}
     with aside(given["output"]):
-        _show(answers, given, compared)
+        report(given["as_json"], value, *_lines(value, len(answers.rows)))
 
 
-def _run(given: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
-    """The answers of a run, and no comparison."""
+def _run(given: dict[str, Any]) -> Any:
+    """The answers of a run."""
     lists = {
         "indexes": _numbers("--indexes", given["indexes"], int),
         "weights": _numbers("--weights", given["weights"], float),
@@ -63,15 +68,17 @@ def _run(given: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
 
     answers = run(settings, given["output"] or str(settings.default_output), resume=given["resume"])
     about = answers.about
-    templates = about["questions"] - about["natural"]
     for count, note in (
-        (about["taken_out"], "questions were taken out, because they are few-shot examples or share a text with one"),
-        (about["left_out"], "questions have too few paraphrases and were left out"),
-        (templates, "questions have paraphrases made by templates, which differ less than natural ones"),
+        (about["taken_out"], "were taken out, because they are few-shot examples or share a text with one"),
+        (about["left_out"], "have too few paraphrases and were left out"),
+        (
+            about["questions"] - about["natural"],
+            "have paraphrases made by templates, which differ less than natural ones",
+        ),
     ):
         if count:
-            print(f"labkit: {count:,} {note}", file=sys.stderr)
-    return answers, {}
+            print(f"labkit: {count:,} questions {note}", file=sys.stderr)
+    return answers
 
 
 def _rescore(given: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
@@ -79,7 +86,8 @@ def _rescore(given: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
     from labkit.files import is_standard_output
     from labkit.fusion.scores import comparison, judged, load_lemmatizer, read_answers, write_answers
 
-    if extra := [name for name in given if name not in RESCORING and given[name] != OPTIONS[name][1]]:
+    of_a_run = (SETTINGS | {"resume": OPTIONS["resume"]}).items()
+    if extra := [name for name, (_, default, _) in of_a_run if given[name] != default and name != "lemmatizer"]:
         raise DataError(f"--{extra[0].replace('_', '-')} does not apply with --rescore; leave it out")
     lemmas = load_lemmatizer(given["lemmatizer"]) if given["lemmatizer"] else None
     output, compared = given["output"], {}
@@ -93,44 +101,35 @@ def _rescore(given: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
     return answers, compared
 
 
-def _show(answers: Any, given: dict[str, Any], compared: dict[str, Any]) -> None:
-    """The scores of a file as a table or as JSON: exact match and, if it was requested, lemmatised."""
-    from labkit.fusion.scores import summary
-
-    scores = {"exact": summary(answers)} | ({"lemmatised": summary(answers, True)} if given["lemmatizer"] else {})
-    other, exact = given["compare"], scores["exact"]
-    if given["as_json"]:
-        about = {name: value for name, value in answers.about.items() if name != "prefix"}
-        print_json({"file": str(answers.path), "scores": scores, "compared_with": other, **compared, **about})
-        return
-    settings = answers.about.get("settings")
+def _lines(value: dict[str, Any], n: int) -> Iterator[str]:
+    """The scores as a table: exact match and, if it was requested, lemmatised."""
+    scores, settings = value["scores"], value.get("settings")
+    exact = scores["exact"]
     how = "{method} ({engine}), {model} on {dataset}".format(**settings) if settings else "unknown"
-    print(f"{answers.path}: {how}")
+    yield f"{value['file']}: {how}"
     if exact["accuracy"] is not None:
-        rows: dict[str, list[str]] = {}
+        rows: dict[str, list[Any]] = {}
         for score in scores.values():
             for name, e in {"all": score["accuracy"], **score.get("by_relation", {})}.items():
-                rows.setdefault(name, [name, str(e["n"])]).extend(
-                    (f"{e['value']:.3f}", f"{e['low']:.3f} to {e['high']:.3f}")
-                )
+                rows.setdefault(name, [name, e["n"]])
+                rows[name] += [f"{e['value']:.3f}", f"{e['low']:.3f} to {e['high']:.3f}"]
         header = [title for kind in scores for title in (f"accuracy, {kind}", "95 % interval")]
-        print_table(("", "n", *header), [tuple(cells) for cells in rows.values()])
+        yield table(("", "n", *header), list(rows.values()))
     if exact["without_answers"]:
-        print(f"{exact['without_answers']:,} of {len(answers.rows):,} questions have no accepted answer: not scored")
+        yield f"{exact['without_answers']:,} of {n:,} questions have no accepted answer: not scored"
     if exact["seconds_per_question"] is not None:
-        print(f"{exact['seconds_per_question']:.3f} s per question")
-    if compared:
-        gap, test = compared["difference"], compared["mcnemar"]
-        print(
-            f"accuracy minus that of {other}: {gap['value']:+.3f} "
+        yield f"{exact['seconds_per_question']:.3f} s per question"
+    if "mcnemar" in value:
+        gap, test = value["difference"], value["mcnemar"]
+        yield (
+            f"accuracy minus that of {value['compared_with']}: {gap['value']:+.3f} "
             f"(95 % interval {gap['low']:+.3f} to {gap['high']:+.3f}); McNemar: {test['only_one']} correct in the "
             f"first only, {test['only_other']} in the other only, p = {test['p']:.3g}"
         )
 
 
-def _numbers(option: str, text: str | None, kind: Callable[[str], Any]) -> tuple[Any, ...] | None:
-    """The numbers in "0,2", which an error calls `option`."""
+def _numbers(option: str, text: str | None, kind: type) -> tuple[Any, ...] | None:
     try:
-        return None if text is None else tuple(kind(part) for part in text.split(","))
+        return None if text is None else tuple(map(kind, text.split(",")))
     except ValueError:
         raise DataError(f"{option} is {text!r}; give numbers such as 2,1,1") from None

@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from labkit.cli.console import Json, report, show
+from labkit.cli.console import Json, report, table
 from labkit.errors import LabkitError
 
 cache_app = typer.Typer(help="List or delete the converted models.")
@@ -20,18 +20,16 @@ def doctor(as_json: Json = False) -> None:
 
     Example: labkit doctor --json
     """
-    from labkit.doctor import diagnose, healthy
+    from labkit.doctor import diagnose
 
     findings = diagnose()
     cells = [(finding.status, finding.name, finding.detail, finding.cure) for finding in findings]
-    show(as_json, [vars(finding) for finding in findings], ("", "what", "found", "cure"), cells)
-    raise typer.Exit(0 if healthy(findings) else 1)
+    report(as_json, [vars(finding) for finding in findings], table(("", "what", "found", "cure"), cells))
+    raise typer.Exit(1 if any(finding.status == "fail" for finding in findings) else 0)
 
 
 def models(as_json: Json = False) -> None:
-    """List the registered models.
-
-    Shows family, parameters, layers, window, licence, origin, and whether the model is ready for offline use.
+    """List the registered models, and whether they are ready for offline use.
 
     Example: labkit models
     """
@@ -48,7 +46,7 @@ def models(as_json: Json = False) -> None:
         for row in rows
     ]  # fmt: skip
     header = ("name", "family", "parameters", "layers", "window", "licence", "from", "offline", "")
-    show(as_json, rows, header, [tuple(row.values()) for row in shortened])
+    report(as_json, rows, table(header, [tuple(row.values()) for row in shortened]))
 
 
 @cache_app.command("list")
@@ -64,7 +62,7 @@ def cache_list(as_json: Json = False) -> None:
     models = entries()
     cells = [(entry["name"], f"{entry['bytes'] / 1e6:,.0f} MB", entry["problem"] or "ready") for entry in models]
     folder = {"folder": cache_dir(), "entries": models}
-    show(as_json, folder, (f"in {cache_dir()}", "size", ""), cells)
+    report(as_json, folder, table((f"in {cache_dir()}", "size", ""), cells))
 
 
 @cache_app.command("clear")
@@ -105,7 +103,7 @@ def notebooks_run(
 
     runs = notebooks.run(paths or None, output_dir=output_dir, timeout=timeout, profile=profile)
     cells = [(run.path.name, run.cells, f"{run.seconds:.1f}") for run in runs]
-    show(as_json, [vars(run) for run in runs], ("notebook", "cells", "seconds"), cells)
+    report(as_json, [run._asdict() for run in runs], table(("notebook", "cells", "seconds"), cells))
 
 
 @notebooks_app.command("copy")

@@ -7,22 +7,16 @@ from typing import Any
 
 import typer
 
-from labkit.cli.console import REQUIRED, Json, Options, Text, add_command, aside, option, print_json, report
+from labkit.cli.console import JSON, REQUIRED, Options, Text, add_command, aside, option, report
 from labkit.errors import DataError
 
 predict_app = typer.Typer(help="Use a fine-tuned model on your texts.")
 
 FIELDS = {  # what `predict` takes in place of --input
-    "qa": {
-        "question": option(Text, "One question, instead of --input."),
-        "context": option(Text, "The text in which to find the answer."),
-    },
-    "ner": {"text": option(Text, "One text, instead of --input.")},
-    "classify": {"text": option(Text, "One text, instead of --input.")},
-    "embed": {
-        "first": option(Text, "One text, instead of --input."),
-        "second": option(Text, "The text to compare it with."),
-    },
+    "qa": {"question": "One question, instead of --input.", "context": "The text in which to find the answer."},
+    "ner": {"text": "One text, instead of --input."},
+    "classify": {"text": "One text, instead of --input."},
+    "embed": {"first": "One text, instead of --input.", "second": "The text to compare it with."},
 }
 HELP = {
     "qa": "Answer questions about a context.\n\n"
@@ -43,7 +37,7 @@ FILES: Options = {
     "input_file": option(Text, "JSONL or CSV file whose rows have the fields of the task.", "--input"),
     "output_file": option(Text, "JSONL file for the predictions. Default: standard output (-).", "--output"),
 }
-BATCH: Options = {"batch_size": option(int, "Rows per forward pass.", default=8, min=1), "as_json": (Json, False)}
+BATCH: Options = {"batch_size": option(int, "Rows per forward pass.", default=8, min=1), "as_json": JSON}
 
 
 def _predict(task: str, given: dict[str, Any]) -> None:
@@ -57,12 +51,12 @@ def _predict(task: str, given: dict[str, Any]) -> None:
         raise DataError(f"give --input with a file, or {names}")
     pipe = pipeline(given["model"], task=task, batch_size=given["batch_size"])
     if input_file is None:
-        print_json(pipe(fields))
+        report(True, pipe(fields))
     elif (count := predict_file(pipe, input_file, output_file)) and output_file:
         with aside(output_file):
-            summary = {"output": output_file, "lines": count}
-            report(given["as_json"], summary, f"{output_file}: {count:,} lines")
+            report(given["as_json"], {"output": output_file, "lines": count}, f"{output_file}: {count:,} lines")
 
 
-for _task in FIELDS:
-    add_command(predict_app, _task, HELP[_task], FILES | FIELDS[_task] | BATCH, partial(_predict, _task))
+for _task, _fields in FIELDS.items():
+    _texts = {name: option(Text, text) for name, text in _fields.items()}
+    add_command(predict_app, _task, HELP[_task], FILES | _texts | BATCH, partial(_predict, _task))

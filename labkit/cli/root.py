@@ -24,10 +24,6 @@ from labkit.cli.console import add_command
 from labkit.errors import LabkitError, is_out_of_memory
 from labkit.files import os_error_in
 
-ORDER = (  # of the commands in --help; a new command needs a place here
-    "doctor", "models", "audit", "convert", "leakage", "train", "predict", "fuse", "pretrain", "notebooks", "data",
-    "course", "cache",
-)  # fmt: skip
 EPILOG = """\
 The --help of every command contains an example, and every command takes --json. The option --output - writes to
 standard output.
@@ -37,15 +33,7 @@ message that says what to do; 70 an error inside labkit; 130 interrupted. LABKIT
 error."""
 
 
-class _InOrder(typer.core.TyperGroup):
-    """Lists the commands in ORDER; typer would list all groups after all single commands."""
-
-    def list_commands(self, ctx: Any) -> list[str]:
-        return sorted(self.commands, key=ORDER.index)
-
-
 app = typer.Typer(
-    cls=_InOrder,
     add_completion=False,
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
@@ -55,14 +43,14 @@ app = typer.Typer(
 )
 for command in (lab.doctor, lab.models, measuring.audit, measuring.convert, measuring.leakage):
     app.command()(command)
-app.add_typer(lab.cache_app, name="cache")
-app.add_typer(lab.notebooks_app, name="notebooks")
-app.add_typer(data.app, name="data")
 app.add_typer(train.train_app, name="train")
 app.add_typer(predict.predict_app, name="predict")
+app.add_typer(lab.notebooks_app, name="notebooks")
+app.add_typer(data.app, name="data")
 app.add_typer(course.app, name="course")
+app.add_typer(lab.cache_app, name="cache")
 add_command(app, "pretrain", train.PRETRAIN_HELP, train.PRETRAINING, train.pretrain)
-add_command(app, "fuse", fuse.HELP, fuse.OPTIONS, fuse.fuse, fuse.NEEDS)
+add_command(app, "fuse", fuse.HELP, fuse.OPTIONS, fuse.fuse)
 
 FAULT, INTERRUPTED, READER_GONE = 70, 130, 141  # exit codes: of sysexits.h, and of a shell for SIGINT and SIGPIPE
 TRACEBACK = "LABKIT_TRACEBACK"  # the variable that asks for the traceback of an error

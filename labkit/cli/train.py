@@ -9,20 +9,7 @@ from typing import Annotated, Any
 
 import typer
 
-from labkit.cli.console import (
-    REQUIRED,
-    Json,
-    Needs,
-    Options,
-    Real,
-    Text,
-    Whole,
-    add_command,
-    flag,
-    option,
-    options_of,
-    report,
-)
+from labkit.cli.console import JSON, REQUIRED, Options, Real, Text, Whole, add_command, flag, option, options_of, report
 from labkit.cli.data import TagColumn
 from labkit.errors import LabkitError, require_one_of
 from labkit.tasks.options import OPTIONS
@@ -30,11 +17,12 @@ from labkit.tasks.options import OPTIONS
 train_app = typer.Typer(help="Train a model on a task or on text.")
 
 EVALUATE = "Steps between evaluations. Default: 500 or one epoch, whichever is less; on text a tenth of the run."
-HYPERPARAMETERS: dict[str, tuple[str, tuple[Any, Any]]] = {  # option -> field of labkit.training.preset, its option
+PACKED = "With --packing: maximum number of tokens per batch."
+HYPERPARAMETERS: dict[str, tuple[str, Any]] = {  # option -> field of labkit.training.preset, its option
     "epochs": ("num_train_epochs", option(Real, "Passes over the training rows.")),
     "max_steps": ("max_steps", option(Whole, "Maximum number of optimiser steps.", min=1)),
     "batch_size": ("per_device_train_batch_size", option(Whole, "Rows per device in one forward pass.", min=1)),
-    "batch_tokens": ("batch_tokens", option(Whole, "With --packing: maximum number of tokens per batch.", min=1)),
+    "batch_tokens": ("batch_tokens", option(Whole, PACKED, min=1, needs="--packing")),
     "eval_batch_size": ("per_device_eval_batch_size", option(Whole, "Rows per forward pass in evaluation.", min=1)),
     "gradient_accumulation": ("gradient_accumulation_steps", option(Whole, "Forward passes per step.", min=1)),
     "gradient_checkpointing": ("gradient_checkpointing", flag("--gradient-checkpointing", "Less memory, but slower.")),
@@ -57,19 +45,21 @@ OF_PRETRAINING = [*OF_LM[1:], "evaluate_every", "save_every"]
 
 OF_TASK = {task: options_of(options, defaults=False) for task, options in OPTIONS.items()}
 OUTPUT: Options = {"output_dir": option(str, "Folder of the run. It must not contain another run.", default=REQUIRED)}
-RUN: Options = {"resume": flag("--resume", "Continue the run in --output-dir."), "as_json": (Json, False)}
+RUN: Options = {"resume": flag("--resume", "Continue the run in --output-dir."), "as_json": JSON}
 MODEL_NAME = option(str, "A registered name, a hub id or a local folder.", default="gpt2-mini")
-WINDOW = option(str, "Window of unmasked local layers: keep, halve or global.", default="keep")
+WINDOW = partial(option, str, "Window of unmasked local layers: keep, halve or global.", default="keep")
+LAYERS = partial(option, str, "Layers to unmask: all, middle-third, below-1/3, above-2/3, or 0,1,2.", default="all")
+RANK = partial(option, int, "Rank of the LoRA adapters.", default=16, min=1)
 ATTENTION = option(Text, "Attention backend: eager, sdpa, flex_attention or flash_attention_2.")
 TASK: Options = {
     "model": MODEL_NAME,
     "mask": option(
         str, "bidirectional, causal (a decoder, unchanged) or encoder (an encoder, unchanged).", default="bidirectional"
     ),
-    "window": WINDOW,
-    "layers": option(str, "Layers to unmask: all, middle-third, below-1/3, above-2/3, or 0,1,2.", default="all"),
+    "window": WINDOW(needs="--mask bidirectional"),
+    "layers": LAYERS(needs="--mask bidirectional"),
     "method": option(str, "full, lora, or frozen (trains only the head).", default="full"),
-    "rank": option(int, "Rank of the LoRA adapters.", default=16, min=1),
+    "rank": RANK(needs="--method lora"),
     "dropout": option(Real, "Dropout before the head.", min=0, max=0.99),
     "backbone_dropout": option(Real, "Dropout in every layer.", min=0, max=0.99),
     "head_init": option(Text, "Initialisation of the head: normal, zeros or xavier."),
@@ -84,18 +74,10 @@ DATA: Options = {
     "skip_bad_rows": flag("--skip-bad-rows", "Skip and count rows that cannot be read."),
     "max_train": option(Whole, "Maximum number of training examples.", min=1),
     "max_eval": option(Whole, "Maximum number of dev and of test examples.", min=1),
+    "folds": option(int, "Number of folds of a cross-validation over train, dev and test together.", default=0, min=0),
+    "preset": option(Text, "gemma, mini or quick: hyperparameters. Default: depends on the model."),
 }
 PRESETS = ("gemma", "mini", "quick")
-PRESET: Options = {"preset": option(Text, "gemma, mini or quick: hyperparameters. Default: depends on the model.")}
-NEEDS: Needs = {
-    "window": ("mask", ("bidirectional",)),
-    "layers": ("mask", ("bidirectional",)),
-    "rank": ("method", ("lora",)),
-    "batch_tokens": ("packing", ()),
-}
-FOLDS: Options = {
-    "folds": option(int, "Number of folds of a cross-validation over train, dev and test together.", default=0, min=0)
-}
 HELP = {
     "qa": "Fine-tune for question answering.\n\n"
     "The model predicts the span of the context that answers the question, or that there is no answer.\n\n"
@@ -110,29 +92,22 @@ HELP = {
     "The model learns one vector for each text, from pairs of texts.\n\n"
     "Example: labkit train embed --train-file pairs.jsonl --output-dir runs/embed",
 }
+UNMASKS, HIDES = "--objective mlm mntp", "--objective mlm mntp hybrid"
 LM: Options = {
     "objective": option(str, "mlm, mntp, prefix, hybrid or next.", default=REQUIRED),
     "model": MODEL_NAME,
     "train_file": option(list[str] | None, "Text file or folder; may be repeated. Default: Field Notes."),
-    "eval_file": option(list[str] | None, "Text file or folder for evaluation; may be repeated."),
+    "eval_file": option(list[str] | None, "Text file or folder for evaluation; may be repeated.", needs="--train-file"),
     "max_length": option(Whole, "Tokens per row.", min=2),
-    "mask_rate": option(float, "Fraction of the tokens to mask.", default=0.15),
-    "whole_words": flag("--whole-words", "Mask whole words."),
-    "window": WINDOW,
-    "layers": option(str, "Layers to unmask: all, middle-third, or 0,1,2.", default="all"),
+    "mask_rate": option(float, "Fraction of the tokens to mask.", default=0.15, needs=HIDES),
+    "whole_words": flag("--whole-words", "Mask whole words.", needs=HIDES),
+    "window": WINDOW(needs=UNMASKS),
+    "layers": LAYERS(needs=UNMASKS),
     "lora": flag("--lora", "Train LoRA adapters, and merge them at the end."),
-    "rank": option(int, "Rank of the LoRA adapters.", default=16, min=1),
+    "rank": RANK(needs="--lora"),
     "dropout": option(Real, "Dropout probability. Default: that of the model.", min=0, max=0.99),
     "profile": option(Text, "ci, laptop, colab or gpu: steps, batch size and length that you do not give."),
     "attn_implementation": ATTENTION,
-}
-LM_NEEDS: Needs = {
-    "window": ("objective", ("mlm", "mntp")),
-    "layers": ("objective", ("mlm", "mntp")),
-    "mask_rate": ("objective", ("mlm", "mntp", "hybrid")),
-    "whole_words": ("objective", ("mlm", "mntp", "hybrid")),
-    "eval_file": ("train_file", ()),
-    "rank": ("lora", ()),
 }
 LM_HELP = """Adapt a language model to text.
 
@@ -142,7 +117,7 @@ of each row; hybrid predicts next tokens first and masked tokens after them; nex
 Example: labkit train lm --objective mlm --model gpt2-mini --output-dir encoder --max-steps 500"""
 TEXTS = Annotated[list[str], typer.Argument(metavar="TEXTS...", help="Text files, or folders of text files.")]
 PRETRAIN: Options = {
-    "texts": (TEXTS, REQUIRED),
+    "texts": (TEXTS, REQUIRED, ""),
     "vocab_size": option(int, "Vocabulary size of the byte-level BPE.", default=4096, min=259, max=2**20),
     "context": option(int, "Context length: tokens per row.", default=512, min=2),
     "width": option(int, "Hidden size, a multiple of 64.", default=256, min=64),
@@ -274,8 +249,8 @@ def pretrain(given: dict[str, Any]) -> None:
 
 
 for _task in OPTIONS:
-    _columns = {"tag_column": (TagColumn, None)} if _task == "ner" else {}
-    _options = OUTPUT | TASK | DATA | _columns | PRESET | hyperparameters(OF_TASKS) | OF_TASK[_task] | FOLDS | RUN
-    add_command(train_app, _task, HELP[_task], _options, partial(train_task, _task), NEEDS)
-add_command(train_app, "lm", LM_HELP, OUTPUT | LM | hyperparameters(OF_LM) | RUN, train_lm, LM_NEEDS)
+    _columns = {"tag_column": (TagColumn, None, "")} if _task == "ner" else {}
+    _options = OUTPUT | TASK | DATA | _columns | hyperparameters(OF_TASKS) | OF_TASK[_task] | RUN
+    add_command(train_app, _task, HELP[_task], _options, partial(train_task, _task))
+add_command(train_app, "lm", LM_HELP, OUTPUT | LM | hyperparameters(OF_LM) | RUN, train_lm)
 PRETRAINING = PRETRAIN | OUTPUT | hyperparameters(OF_PRETRAINING) | RUN

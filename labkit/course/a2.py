@@ -317,7 +317,7 @@ LIKELY = {  # what is said of a wrong judgement on a model of this kind
 
 def _answered(answer: Answer, settings: dict[str, Any], *arguments: Any) -> Any:
     """What the answer returns for a model with these settings and more, all of which it must leave as they are."""
-    result, after = answer.through("on_models", settings, *arguments)
+    result, after = answer(settings, *arguments, function="on_models")
     likely = "What you register, switch or write for a measurement must be undone, whatever happens in between."
     before = state(model(**settings), *arguments)
     for name in ("number of hooks", "training mode", "checksum of the weights"):

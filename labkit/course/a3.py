@@ -192,7 +192,7 @@ def models_that_leak(answer: Answer, variant: Variant, kind: str) -> None:
         missed: lacks_cells(leaks),
     }
     settings = {"kind": kind, "seed": seed, "n": n, "vocab_size": v}
-    expect_tensor(answer.through("on_model", settings, ids, v), leaks, f'the table of a model ("{kind}")', suspects)
+    expect_tensor(answer(settings, ids, v, function="on_model"), leaks, f'the table of a model ("{kind}")', suspects)
 
 
 @A3.part("a3_corrupt", points=2)
@@ -261,7 +261,7 @@ def _text(seed: int, n: int, share_special: float) -> Tensor:
 
 def _corrupted(answer: Answer, ids: Tensor, rate: float, seed: int) -> tuple[Tensor, Tensor]:
     """Inputs and targets, of which everything holds that is true of every draw."""
-    (inputs, targets), after = answer.through("on_ids", ids, rate, seed)
+    (inputs, targets), after = answer(ids, rate, seed, function="on_ids")
     forms = f"{inputs.shape}, {targets.shape}, {inputs.dtype}, {targets.dtype}"
     form = f"{ids.shape}, {ids.shape}, {ids.dtype}, {ids.dtype}"
     expect(forms == form, f"inputs and targets of {form}", forms)
@@ -354,5 +354,5 @@ def one_at_a_time(answer: Answer, variant: Variant, case: str) -> None:
         "Your answer is a mean of perplexities. Mean first, and then?": right.exp().mean().log(),
     }
     suspects = {message: exponent.exp() for message, exponent in exponents.items()}
-    actual = answer.through("on_model", settings, ids, MASK_ID, SPECIAL)
+    actual = answer(settings, ids, MASK_ID, SPECIAL, function="on_model")
     expect_tensor(actual, right.mean().exp(), f"the pseudo-perplexity of {case}", suspects, 1e-4)

@@ -344,7 +344,7 @@ FAULTS = {  # what an engine does: what is said to a test that lets it through, 
 @A5.part("a5_identity", points=3, cases=("right", "causal", "go on", "no bias", "last", "one more"))
 def faulty_engines(answer: Answer, variant: Variant, kind: str) -> None:
     seed, honest = variant.seed("toys"), kind == "right"
-    judgement = answer.through("on_engine", kind, seed)
+    judgement = answer(kind, seed, function="on_engine")
     expect_equal(judgement, honest, f"is_sound of {'an honest' if honest else 'a faulty'} engine", FAULTS[kind])
 
 
@@ -472,7 +472,7 @@ def _losses(answer: Answer, variant: Variant) -> tuple:
     """A prediction, a target, and of each loss its value and the size of its gradients into both."""
     guess, truth = (_drawn(variant, name, 2, 3, 5, 4) for name in ("guess", "truth"))
     truth[:, :, -1] = 0.0
-    losses = answer.through("losses_and_gradients", guess, truth)
+    losses = answer(guess, truth, function="losses_and_gradients")
     return guess, truth, *losses
 
 
@@ -492,5 +492,5 @@ LEAKS = {  # what a model does: what is said to a test that lets it through, or 
 @A5.part("a5_causality", points=3, cases=("causal", "next", "third", "far"))
 def models_that_peek(answer: Answer, variant: Variant, kind: str) -> None:
     honest = kind in ("causal", "columns")
-    judgement = answer.through("on_model", kind, variant.seed("toys"))
+    judgement = answer(kind, variant.seed("toys"), function="on_model")
     expect_equal(judgement, honest, f"is_causal of {'an honest' if honest else 'a faulty'} model", LEAKS[kind])

@@ -7,11 +7,9 @@ values travel as JSON in both cases, so a check that passes in the notebook pass
 
 from __future__ import annotations
 
-import base64
 import io
 import json
 import linecache
-import math
 import os
 import re
 import signal
@@ -26,7 +24,6 @@ from importlib import import_module
 from typing import Any
 
 import numpy as np
-import safetensors.torch
 import torch
 from torch import Tensor
 
@@ -35,7 +32,7 @@ from labkit.errors import CourseError
 
 STUB = re.compile(r"(a\d_\w+|the exercise above)?")  # the message of a stub's NotImplementedError
 NOT_BEGUN = "not begun"  # in place of an error
-MOST_BYTES, MOST_SIDES = 4 * 2**20, 16
+MOST_BYTES = 4 * 2**20  # of a value
 
 Request = dict[str, Any]  # {"source": a cell}, or {"assignment", "name", "function", "arguments"} that call an answer
 Reply = dict[str, str]  # {"answer": text}, {"error": text}, or {} of a cell that ran
@@ -52,14 +49,10 @@ class Answer:
     assignment: str
     ask: Callable[[Request], Reply]
 
-    def __call__(self, *arguments: Any) -> Any:
-        """What the answer returns for these arguments."""
-        return self.through(None, *arguments)
+    def __call__(self, *arguments: Any, function: str | None = None) -> Any:
+        """What the answer returns, or what `function` of the assignment's module returns for (the answer, *arguments).
 
-    def through(self, function: str | None, *arguments: Any) -> Any:
-        """What a function of the assignment's module returns for (the answer, *arguments), called where the answer is.
-
-        For arguments and results that cannot travel, such as a model.
+        That is called where the answer is, for arguments and results that cannot travel, such as a model.
         """
         about = {"assignment": self.assignment, "name": self.name, "function": function}
         reply = self.ask(about | {"arguments": dumps(list(arguments))})
@@ -128,7 +121,6 @@ def serve(limits: dict[str, int]) -> None:
     requests, replies = os.fdopen(os.dup(0), encoding="utf-8"), os.fdopen(os.dup(1), "w", encoding="utf-8")
     for number in (0, 1, 2):  # standard error is needed until here: it says why a process did not start
         os.dup2(os.open(os.devnull, os.O_RDWR), number)
-    print(json.dumps({"nonce": "start"}), file=replies, flush=True)
     for line in requests:
         request = json.loads(line)
         if "source" in request:
@@ -183,9 +175,8 @@ def time_limit(seconds: float) -> Iterator[None]:
 def dumps(value: Any) -> str:
     """The JSON text of plain values and tensors, which keep their type; an array becomes a tensor. It is never pickle.
 
-    An object with the key "$" stands for what JSON has no notation for.
-
-    Raises CourseError for a value of another type, which is named, or one that is too large.
+    An object with the key "$" stands for what JSON has no notation for. Raises CourseError for a value of another type
+    or one that is too large.
     """
     try:
         text = json.dumps(_encoded(value))
@@ -200,7 +191,7 @@ def loads(text: str) -> Any:
     """The value of a text that `dumps` wrote. Raises CourseError for any other text."""
     try:
         return json.loads(text, object_hook=_decoded)
-    except Exception as error:  # also safetensors' own
+    except Exception as error:  # also those of torch.tensor
         raise CourseError(f"not a value as labkit writes it: {error}") from error
 
 
@@ -217,8 +208,7 @@ def _encoded(value: Any) -> Any:
         case np.ndarray() | np.generic() if value.dtype.kind in "biuf":
             return _encoded(torch.from_numpy(np.array(value)))
         case Tensor() if not value.is_complex():
-            data = safetensors.torch.save({"": value.detach().cpu().contiguous()})
-            return {"$": "tensor", "items": base64.b64encode(data).decode()}
+            return {"$": str(value.dtype).removeprefix("torch."), "items": value.tolist()}
     raise CourseError(f"a {type(value).__name__} cannot be judged; give plain values or tensors of numbers or booleans")
 
 
@@ -226,10 +216,6 @@ def _decoded(value: dict[str, Any]) -> Any:
     match value:
         case {"$": "tuple", "items": items}:
             return tuple(items)
-        case {"$": "tensor", "items": items}:
-            tensor = safetensors.torch.load(base64.b64decode(items))[""]
-            # As nested lists, an empty tensor with a long side, or a tensor of very many sides, would fill the memory.
-            if tensor.ndim > MOST_SIDES or math.prod(max(side, 1) for side in tensor.shape) > 4 * len(items):
-                raise CourseError(f"a tensor of {tensor.ndim} sides, the longest {max(tensor.shape)}, is too large")
-            return tensor
+        case {"$": dtype, "items": items}:
+            return torch.tensor(items, dtype=getattr(torch, dtype))
     return value

@@ -15,9 +15,10 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import nbformat
+from nbformat import NotebookNode
 from nbformat.v4 import new_code_cell, new_markdown_cell, new_notebook
 
 from labkit import files
@@ -28,18 +29,8 @@ from labkit.files import write_whole
 from labkit.notebooks import FIRST_CELL, run
 
 BEGIN, END = "### BEGIN SOLUTION", "### END SOLUTION"
-ROLES = ("exercise", "hint", "answer", "look")
 NBGRADER_CONFIG = "nbgrader_config.py"
 KERNEL = {"display_name": "Python 3 (ipykernel)", "language": "python", "name": "python3"}
-
-
-class MasterCell(NamedTuple):
-    """One cell of a master: its role is one of ROLES, with the exercise's name, or None."""
-
-    kind: str  # "markdown" or "code"
-    source: str
-    role: str | None
-    exercise: str | None
 
 
 def masters() -> dict[str, Path]:
@@ -72,27 +63,25 @@ def build(
     return [output_dir / path for path in texts]
 
 
-def read_master(path: Path, of: Assignment, variant: Variant) -> list[MasterCell]:
+def read_master(path: Path, of: Assignment, variant: Variant) -> list[NotebookNode]:
     """The cells of a master, with what the variant draws. Raises CourseError where it does not fit its checks."""
     import jupytext
 
-    drawn, cells = {name: draw(variant) for name, draw in of.drawn.items()}, []
-    for cell in jupytext.read(path, fmt="py:percent").cells:
+    drawn, cells = {name: draw(variant) for name, draw in of.drawn.items()}, jupytext.read(path, fmt="py:percent").cells
+    for cell in cells:
         if cell.cell_type == "markdown":
-            source = re.sub(r"\{\{(\w+)\}\}", lambda match: str(drawn[match[1]]), cell.source)
+            cell.source = re.sub(r"\{\{(\w+)\}\}", lambda match: str(drawn[match[1]]), cell.source)
         else:
             pattern = re.compile(r"^(\s*\w+ = ).*?  # drawn: (\w+)$", re.MULTILINE)
-            source = pattern.sub(lambda match: f"{match[1]}{drawn[match[2]]!r}", cell.source)
-        role = next((role for role in ROLES if role in cell.metadata), None)
-        cells.append(MasterCell(cell.cell_type, source, role, cell.metadata.get(role)))
+            cell.source = pattern.sub(lambda match: f"{match[1]}{drawn[match[2]]!r}", cell.source)
     for role in ("exercise", "hint", "answer"):
-        names = [cell.exercise for cell in cells if cell.role == role]
+        names = [cell.metadata[role] for cell in cells if role in cell.metadata]
         if names != list(of.exercises):
             raise CourseError(f"{path.name} has the {role}s of {names}; the checks are of {list(of.exercises)}")
     return cells
 
 
-def notebook_text(cells: list[MasterCell], of: Assignment, variant: Variant, kind: str) -> str:
+def notebook_text(cells: list[NotebookNode], of: Assignment, variant: Variant, kind: str) -> str:
     """The notebook for `kind` (student, solution or nbgrader) as the text of an .ipynb file."""
     use = "" if variant.public else f'\n\ncheck.use("{variant.key}")'
     title, *built = (
@@ -108,27 +97,29 @@ def notebook_text(cells: list[MasterCell], of: Assignment, variant: Variant, kin
     return nbformat.writes(new_notebook(cells=[title, *setup, *built], metadata=metadata, nbformat_minor=5)) + "\n"
 
 
-def _cells(cell: MasterCell, identity: str, of: Assignment, variant: Variant, kind: str) -> list[Any]:
+def _cells(cell: NotebookNode, identity: str, of: Assignment, variant: Variant, kind: str) -> list[NotebookNode]:
     """What a cell of the master becomes in a notebook."""
-    exercise, source = of.exercises.get(cell.exercise or ""), cell.source
-    match cell.role:
-        case "exercise":
-            source = _heading(exercise, of) + source
-        case "hint":
+    source = cell.source
+    match dict(cell.metadata):
+        case {"exercise": name}:
+            source = _heading(name, of) + source
+        case {"hint": _}:
             source = _folded("Hint", source)
-        case "answer":
-            return _answer_and_check(source, exercise, variant, kind, identity)
-        case "look" if kind != "solution":  # a stub does not stop the notebook
+        case {"answer": name}:
+            return _answer_and_check(source, of.exercises[name], variant, kind, identity)
+        case {"look": _} if kind != "solution":  # a stub does not stop the notebook
             lines = f"\n    lambda: (\n{source}\n    )\n" if "\n" in source else f"lambda: ({source})"
             source = f"check.look({lines})"
-    return [(new_markdown_cell if cell.kind == "markdown" else new_code_cell)(source, id=identity)]
+    return [(new_markdown_cell if cell.cell_type == "markdown" else new_code_cell)(source, id=identity)]
 
 
-def _answer_and_check(source: str, exercise: Exercise, variant: Variant, kind: str, identity: str) -> list[Any]:
+def _answer_and_check(
+    source: str, exercise: Exercise, variant: Variant, kind: str, identity: str
+) -> list[NotebookNode]:
     check = f"check.{exercise.name}({exercise.answer})"
     solution = "\n".join(line for line in source.split("\n") if line.strip() not in (BEGIN, END))
-    answer_metadata = {"labkit": {"exercise": exercise.name}, "tags": ["answer"]}
-    check_metadata, before = {"labkit": {"exercise": exercise.name}, "tags": ["check"]}, []
+    of_answer, of_check = ({"labkit": {"exercise": exercise.name}, "tags": [tag]} for tag in ("answer", "check"))
+    before = []
     if kind == "student":
         stub = rf'\1raise NotImplementedError("{exercise.name}")'
         source = re.sub(rf"^( *){BEGIN}$.*^ *{END}$", stub, source, flags=re.MULTILINE | re.DOTALL)
@@ -137,22 +128,22 @@ def _answer_and_check(source: str, exercise: Exercise, variant: Variant, kind: s
             before = [new_markdown_cell(folded, id=f"{identity}-solution")]
     elif kind == "solution":
         source = solution
-        check_metadata["tags"].append("nbval-check-output")  # running it under nbval compares what its checks show
+        of_check["tags"].append("nbval-check-output")  # running it under nbval compares what its checks show
     else:
         asked = f'key="{variant.key}"' + (f', salt="{variant.salt}"' if variant.salt else "")
         graded = f"check.{exercise.name}({exercise.answer}, hidden=True, {asked}).graded()"
         check += f"\n### BEGIN HIDDEN TESTS\n{graded}\n### END HIDDEN TESTS"
-        answer_metadata |= _nbgrader(exercise.name, solution=True, locked=False)
-        check_metadata |= _nbgrader(f"{exercise.name}_test", grade=True, points=exercise.points)
+        of_answer |= _nbgrader(exercise.name, solution=True, locked=False)
+        of_check |= _nbgrader(f"{exercise.name}_test", grade=True, points=exercise.points)
     return [
         *before,
-        new_code_cell(source, id=identity, metadata=answer_metadata),
-        new_code_cell(check, id=f"{identity}-check", metadata=check_metadata),
+        new_code_cell(source, id=identity, metadata=of_answer),
+        new_code_cell(check, id=f"{identity}-check", metadata=of_check),
     ]
 
 
-def _heading(exercise: Exercise, of: Assignment) -> str:
-    number = list(of.exercises).index(exercise.name) + 1
+def _heading(name: str, of: Assignment) -> str:
+    exercise, number = of.exercises[name], list(of.exercises).index(name) + 1
     dots = "●" * exercise.difficulty + "○" * (5 - exercise.difficulty)
     track = f"*{exercise.track}* · " if exercise.track else ""
     return (

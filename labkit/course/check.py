@@ -8,12 +8,12 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
+from difflib import get_close_matches
 from typing import Any
 
 from labkit.course.answers import TooSlow, local_answer, time_limit
-from labkit.course.exercises import NAMES, Outcome, assignment, exercise
+from labkit.course.exercises import NAMES, Outcome, assignment
 from labkit.course.variant import Variant
-from labkit.errors import CourseError
 
 LOOK_SECONDS = 30.0
 
@@ -22,10 +22,10 @@ _outcomes: dict[str, Outcome] = {}  # the latest outcome of each exercise in thi
 
 
 def __getattr__(name: str) -> Callable[..., Outcome]:
-    try:
-        task = exercise(name)
-    except CourseError as error:
-        raise AttributeError(str(error)) from None
+    exercises = assignment(name[:2]).exercises if name[:2] in NAMES else {}
+    if (task := exercises.get(name)) is None:
+        close = " or ".join(get_close_matches(name, exercises, 3, 0.4))
+        raise AttributeError(f"there is no exercise {name!r}" + (f"; did you mean {close}?" if close else ""))
 
     def check(answer: Any, *, hidden: bool = False, key: str | None = None, salt: str = "") -> Outcome:
         variant = _variant if key is None else Variant(key, salt)

@@ -15,7 +15,6 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
-from difflib import get_close_matches
 from html import escape
 from importlib import import_module
 from typing import Any
@@ -83,7 +82,8 @@ class Outcome:
 
     def __repr__(self) -> str:
         head = f"{SIGNS[self.status]} {self.exercise}: {self.status} ({self.points} of {self.out_of} points)"
-        return f"{head}\n{self.message}" if self.message else head
+        failed = f"Not passed: {', '.join(self.failed)}" if self.status == "partly" else ""
+        return "\n".join(filter(None, (head, failed, self.message)))
 
     def _repr_html_(self) -> str:
         head, _, message = repr(self).partition("\n")
@@ -190,12 +190,3 @@ def assignment(name: str) -> Assignment:
     """The assignment called `name`, a1 to a5. Raises CourseError for another name."""
     require_one_of("the assignment", name, NAMES, CourseError)
     return import_module(f"labkit.course.{name}").ASSIGNMENT
-
-
-def exercise(name: str) -> Exercise:
-    """The exercise called `name`, such as "a1_causal_mask". Raises CourseError, with the closest names, for another."""
-    exercises = assignment(name[:2]).exercises if name[:2] in NAMES else {}
-    if name not in exercises:
-        close = get_close_matches(name, exercises, 3, 0.4)
-        raise CourseError(f"there is no exercise {name!r}" + (f"; did you mean {', '.join(close)}?" if close else ""))
-    return exercises[name]

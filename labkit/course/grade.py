@@ -69,10 +69,9 @@ def _notebooks(entry: Path) -> list[Path]:
     notebooks = []
     for folder, folders, names in os.walk(entry):
         too_deep = len(Path(folder).relative_to(entry).parts) == DEEPEST
-        folders[:] = [] if too_deep else [name for name in folders if not name.startswith(LEFT_OUT)]
-        names = [name for name in names if name.lower().endswith(".ipynb") and not name.startswith(LEFT_OUT)]
-        notebooks += [Path(folder, name) for name in names]
-    return notebooks
+        folders[:] = [name for name in folders if not (too_deep or name.startswith(LEFT_OUT))]
+        notebooks += [Path(folder, name) for name in names if not name.startswith(LEFT_OUT)]
+    return [notebook for notebook in notebooks if notebook.suffix.lower() == ".ipynb"]
 
 
 @cache
@@ -89,22 +88,20 @@ def grade(
     variant: Variant | None = None,
     *,
     assignment_name: str | None = None,
-    hidden: bool = True,
     trusted: bool = False,
     earlier: Grade | None = None,
     cancelled: threading.Event | None = None,
 ) -> Grade:
-    """Run a notebook that a student has handed in and judge its answers, with or without hidden parts.
+    """Run a notebook that a student has handed in and judge its answers.
 
-    `variant`: the one to judge by; None takes the notebook's own, without its secret. `assignment_name`: for notebooks
-    that have lost their metadata. `trusted`: the code runs as you, without isolation. `earlier`: a grade of this
-    student, which is returned if nothing has changed since and no time limit was reached.
+    `variant`: the one to judge by; None takes the notebook's own, without its secret, and leaves out the hidden parts.
+    `assignment_name`: for notebooks that have lost their metadata. `trusted`: the code runs as you, without isolation.
+    `earlier`: a grade of this student, which is returned if nothing has changed since and no time limit was reached.
 
     Raises CourseError for what cannot be read or run, or is of another variant; never for what a student's code does.
     """
     if notebook.suffix.lower() != ".ipynb":
-        where = f"in {DEEPEST} levels of folders; links are not followed"
-        raise CourseError(f"{notebook} holds no .ipynb file" + f" ({where})" * notebook.is_dir())
+        raise CourseError(f"{notebook} holds no .ipynb file in {DEEPEST} levels of folders; links are not followed")
     began, content = time.monotonic(), read_regular(notebook, MOST_BYTES)
     try:
         read = json.loads(content.decode("utf-8-sig"))
@@ -120,14 +117,11 @@ def grade(
     cells = [source for source in sources if re.search(r"^(?![ \t]*(#|check\.|$)).", source, re.MULTILINE)]
     if not cells:
         raise CourseError(f"{notebook} holds no code")
-    variant = variant or Variant(key)
+    hidden, variant = variant is not None, variant or Variant(key)
     if key != variant.key:
-        raise CourseError(
-            f"{notebook} is of another variant (key {key}, this one's is {variant.key}); "
-            "give --variant with the secret that it was built with"
-        )
-    basis = {"sha256": hashlib.sha256(content).hexdigest(), "variant": key, "labkit": _labkit(), **asdict(limits)}
-    basis["isolation"] = "none" if trusted else "bubblewrap"
+        raise CourseError(f"{notebook} is of another variant, {key}, not {variant.key}; give --variant with its secret")
+    basis = {"sha256": hashlib.sha256(content).hexdigest(), "variant": key, "labkit": _labkit(), "trusted": trusted}
+    basis |= asdict(limits)
     if earlier and not earlier.timed_out and (earlier.assignment, earlier.basis) == (name, basis):
         return earlier
     of, trouble, outcomes, broken = assignment(name), [], [], {}
@@ -143,8 +137,8 @@ def grade(
                 message = clean(f"The cell does not run: {broken[exercise.answer]}")
                 outcome = replace(outcome, status="wrong", message=message)
             outcomes.append(outcome)
-    settings = {"trouble": short(trouble), "timed_out": sandbox.timed_out, "basis": basis}
-    return Grade.of(student, of, outcomes, seconds=round(time.monotonic() - began, 2), **settings)
+    seconds = round(time.monotonic() - began, 2)
+    return Grade.of(student, of, outcomes, short(trouble), seconds, sandbox.timed_out, basis)
 
 
 def grade_all(

@@ -65,17 +65,17 @@ class Grade:
     out_of: int | None = None
     outcomes: list = field(default_factory=list)  # of Outcome
     trouble: list = field(default_factory=list)  # of texts
-    failure: str = ""
     seconds: float = 0.0
     timed_out: bool = False
     basis: dict = field(default_factory=dict)
+    failure: str = ""
 
     @classmethod
-    def of(cls, student: str, assignment: Assignment, outcomes: list[Outcome], **settings: Any) -> Grade:
-        """The grade with the points of these outcomes, one of each exercise; `settings`: the fields after them."""
+    def of(cls, student: str, assignment: Assignment, outcomes: list[Outcome], *others: Any) -> Grade:
+        """The grade with the points of these outcomes, one of each exercise; `others`: the fields after them."""
         points = assignment.best({outcome.exercise: outcome.points for outcome in outcomes})
         out_of = assignment.best({outcome.exercise: outcome.out_of for outcome in outcomes})
-        return cls(student, assignment.name, points, out_of, outcomes, **settings)
+        return cls(student, assignment.name, points, out_of, outcomes, *others)
 
     @property
     def score(self) -> str:
@@ -94,7 +94,7 @@ def read_grades(folder: str | Path) -> list[Grade]:
         student = student_name(path.stem)  # not what the file calls the student
         try:
             grades.append(_checked_grade(student, json.loads(read_regular(path, MOST_BYTES))))
-        except (ValueError, KeyError, TypeError, AttributeError, ArithmeticError, RecursionError) as error:
+        except Exception as error:  # whatever is wrong with a file, it does not stop the class
             reason = f"{path} is not a grade that this version of labkit has written: {clean(error, 200)}"
             grades.append(Grade(student, "", failure=clean(reason)))
     return grades
@@ -104,18 +104,24 @@ def write_pages(grades: Sequence[Grade], folder: Path) -> None:
     """NAME.html for each student; class.html and grades.csv with the points and the most frequent mistakes of all."""
     grades = sorted(grades, key=lambda grade: grade.student)
     for grade in grades:
-        _write_student(grade, folder)
+        lead = f"This could not be graded: {grade.failure}" if grade.failure else f"{grade.score} points."
+        if grade.points != sum(outcome.points for outcome in grade.outcomes) and not grade.failure:
+            lead += " Only the track with more points counts."
+        body = "".join(outcome._repr_html_() for outcome in grade.outcomes)
+        body += _table(("cells that did not run",), [(escape(trouble),) for trouble in grade.trouble])
+        _write_page(folder / f"{grade.student}.html", f"{grade.assignment.upper()}: {grade.student}", lead, body)
     outcomes = [outcome for grade in grades for outcome in grade.outcomes]
     judged = Counter(outcome.exercise for outcome in outcomes)
     right = Counter(outcome.exercise for outcome in outcomes if outcome.status == "right")
-    likely = Counter(outcome.likely for outcome in outcomes if outcome.likely).most_common(12)
-    students = [(grade.student, grade.score, str(len(grade.trouble)), grade.remark) for grade in grades]
-    tables = {
-        ("student", "points", "cells that did not run", ""): students,
-        ("exercise", "right"): [(name, f"{right[name]} of {judged[name]}") for name in judged],
-        ("most frequent mistakes", "students"): [(cause, str(count)) for cause, count in likely],
-    }
-    _write_page(folder / "class.html", "Grades", "", tables)
+    likely = Counter(outcome.likely for outcome in outcomes if outcome.likely)
+    students = [
+        (f'<a href="{quote(grade.student)}.html">{escape(grade.student)}</a>', grade.score, escape(grade.remark))
+        for grade in grades
+    ]
+    body = _table(("student", "points", ""), students)
+    body += _table(("exercise", "right"), [(name, f"{right[name]} of {judged[name]}") for name in judged])
+    causes = [(escape(cause), count) for cause, count in likely.most_common(12)]
+    _write_page(folder / "class.html", "Grades", "", body + _table(("most frequent mistakes", "students"), causes))
     table = [
         {
             "student": grade.student, "assignment": grade.assignment, "points": grade.points, "out_of": grade.out_of,
@@ -196,22 +202,6 @@ def read_regular(path: Path, most_bytes: int) -> bytes:
     return content
 
 
-def _write_student(grade: Grade, folder: Path) -> None:
-    lead = f"This could not be graded: {grade.failure}" if grade.failure else f"{grade.score} points."
-    if grade.points != sum(outcome.points for outcome in grade.outcomes) and not grade.failure:
-        lead += " Only the track with more points counts."
-    rows = []
-    for outcome in grade.outcomes:
-        failed = f"Not passed: {', '.join(outcome.failed)}.\n" if outcome.status == "partly" else ""
-        points = f"{outcome.points} of {outcome.out_of}"
-        rows.append((outcome.exercise, f"{SIGNS[outcome.status]} {outcome.status}", points, failed + outcome.message))
-    tables = {
-        ("exercise", "answer", "points", "result"): rows,
-        ("cells that did not run",): [(trouble,) for trouble in grade.trouble],
-    }
-    _write_page(folder / f"{grade.student}.html", f"{grade.assignment.upper()}: {grade.student}", lead, tables)
-
-
 def _checked_grade(student: str, values: dict[str, Any]) -> Grade:
     """The grade of a JSON file. Raises ValueError, KeyError or TypeError for values that no grading gives."""
     if values["failure"]:
@@ -225,22 +215,18 @@ def _checked_grade(student: str, values: dict[str, Any]) -> Grade:
         texts["failed"] = short(list(outcome.failed))
         outcomes.append(replace(outcome, points=int(outcome.points), out_of=int(outcome.out_of), **texts))
     trouble, seconds = short(list(values["trouble"])), float(values["seconds"])
-    timed_out, basis = bool(values["timed_out"]), dict(values["basis"])
-    return Grade.of(student, of, outcomes, trouble=trouble, seconds=seconds, timed_out=timed_out, basis=basis)
+    return Grade.of(student, of, outcomes, trouble, seconds, bool(values["timed_out"]), dict(values["basis"]))
 
 
-def _write_page(path: Path, title: str, lead: str, tables: dict[tuple[str, ...], list[tuple[str, ...]]]) -> None:
-    """An HTML page with tables, {header: rows}; a student's name links to the page of that student."""
-    body = ""
-    for header, rows in tables.items():
-        body += "<table><tr>" + "".join(f"<th scope=col>{name}" for name in header)
-        for row in rows:
-            cells = [escape(cell) for cell in row]
-            if header[0] == "student":
-                cells[0] = f'<a href="{quote(row[0])}.html">{cells[0]}</a>'
-            body += "<tr>" + "".join(f"<td>{cell}" for cell in cells)
-        body += "</table>"
+def _write_page(path: Path, title: str, lead: str, body: str) -> None:
     write_whole(path, PAGE.format(title=escape(title), lead=escape(lead), body=body))
+
+
+def _table(header: tuple[str, ...], rows: list[tuple[Any, ...]]) -> str:
+    """An HTML table of cells that are HTML."""
+    lines = ["".join(f"<th scope=col>{name}" for name in header)]
+    lines += ["".join(f"<td>{cell}" for cell in row) for row in rows]
+    return f"<table>{''.join(f'<tr>{line}' for line in lines)}</table>"
 
 
 def _csv(table: pd.DataFrame) -> str:

@@ -11,6 +11,7 @@ bubblewrap, and the code can do what you can do.
 from __future__ import annotations
 
 import json
+import math
 import os
 import platform
 import secrets
@@ -20,10 +21,10 @@ import struct
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor, wait
 from contextlib import AbstractContextManager, suppress
 from dataclasses import dataclass
-from functools import cache, partial
+from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory, TemporaryFile
 from threading import Event
@@ -42,20 +43,20 @@ KEPT_VARIABLES = ("LANG", "LC_ALL", "LD_LIBRARY_PATH", "LABKIT_PROFILE")
 SYSTEM = ("/usr", "/bin", "/sbin", "/lib", "/lib32", "/lib64", "/etc/ld.so.cache", "/etc/alternatives")
 ISOLATION = (
     "--unshare-all --unshare-user --disable-userns --die-with-parent --new-session --cap-drop ALL --uid 1000 "
-    "--gid 1000 --hostname grader --clearenv --proc /proc --dev /dev --tmpfs /tmp --tmpfs /run --tmpfs /home"
+    "--gid 1000 --hostname grader --proc /proc --dev /dev --tmpfs /tmp --tmpfs /run --tmpfs /home"
 )
-# By processor: its number, then the numbers of the system calls fcntl, socket, flock, add_key, request_key, keyctl and
-# io_uring_setup. All but the first are refused, and leases, which fcntl makes.
+# By processor: its number, then the numbers of the system calls fcntl, socket, flock, add_key, request_key, keyctl,
+# io_uring_setup, memfd_create and shmget. All but the first are refused, and leases, which fcntl makes. The last two
+# would give memory that belongs to no process, which nobody counts.
 CALLS = {
-    "x86_64": (0xC000003E, 72, 41, 73, 248, 249, 250, 425),
-    "aarch64": (0xC00000B7, 25, 198, 32, 217, 218, 219, 425),
+    "x86_64": (0xC000003E, 72, 41, 73, 248, 249, 250, 425, 319, 29),
+    "aarch64": (0xC00000B7, 25, 198, 32, 217, 218, 219, 425, 279, 194),
 }
 F_SETLEASE = 1024
 SERVE = "import json, sys; from labkit.course.answers import serve; serve(json.loads(sys.argv[1]))"
 TICK = 0.1  # seconds between looks at memory, processes, processor time and Ctrl-C
 CORES, SPARE_SECONDS = 1.5, 5.0  # processor time: that many cores on average, and some seconds more
 START_SECONDS = 120.0
-ENDED = "the process ended: an exit, a crash, or out of memory?"
 ADVICE = (
     "Install bubblewrap 0.8 or newer (sudo apt-get install bubblewrap), use the container in deploy/grader, or let the "
     "students' code run as you, with --trust-submissions"
@@ -98,11 +99,9 @@ class Sandbox(AbstractContextManager):
         self._deadline = self._began + limits.total_seconds
         self._earlier_cpu = self._cpu = 0.0  # processor seconds, of processes that have ended and of those that run
         self._process: psutil.Popen | None = None
+        self._talker = ThreadPoolExecutor(1)
 
     def __exit__(self, *_: Any) -> None:
-        self.close()
-
-    def close(self) -> None:
         """End the process and all that it has started."""
         if self._process is None:
             return
@@ -111,6 +110,8 @@ class Sandbox(AbstractContextManager):
                 process.kill()
         self._process.wait()
         self._process.stderr.close()
+        with suppress(OSError):
+            self._socket.shutdown(socket.SHUT_RDWR)  # which ends what the other thread waits for
         self._socket.close()
         self._process = None
         self._earlier_cpu, self._cpu = self._earlier_cpu + self._cpu, 0.0
@@ -129,15 +130,13 @@ class Sandbox(AbstractContextManager):
 
     def _ask(self, request: Request, seconds: float) -> Reply:
         try:
-            if time.monotonic() > self._deadline:
-                raise OutOfTime("no answer: the time limit of the submission was used up")
-            if self._process is None:
+            if self._process is None and time.monotonic() < self._deadline:
                 self.start()
                 for source in self._done:
-                    self._exchange({"source": source}, self.limits.cell_seconds)
-            return self._exchange(request, seconds)
+                    self._exchange({"source": source}, self.limits.cell_seconds, self._deadline)
+            return self._exchange(request, seconds, self._deadline)
         except Stopped as stopped:
-            self.close()
+            self.__exit__()
             self.timed_out |= isinstance(stopped, OutOfTime)
             return {"error": str(stopped)}
 
@@ -147,54 +146,31 @@ class Sandbox(AbstractContextManager):
         rlimits = {"RLIMIT_DATA": self.limits.memory_bytes, "RLIMIT_FSIZE": self.limits.file_bytes, "RLIMIT_CORE": 0}
         if not self.trusted:  # there it would count all processes of the user
             rlimits["RLIMIT_NPROC"] = 2 * self.limits.processes  # threads included
-        command, environment = [sys.executable, "-c", SERVE, json.dumps(rlimits)], _environment(self._folder.name)
-        with TemporaryFile() as calls:
+        command = [sys.executable, "-c", SERVE, json.dumps(rlimits)]
+        environment = _environment(self._folder.name if self.trusted else HOME)
+        self._socket, theirs = socket.socketpair()
+        with theirs, TemporaryFile() as calls:
             if not self.trusted:
-                command = [*_scope(self.limits), *bubblewrap(self.limits, calls), *command]
-                # bubblewrap's own variables can be read inside, in /proc/1/environ: it gets those of systemd-run only.
-                kept = ("DBUS_SESSION_BUS_ADDRESS", "XDG_RUNTIME_DIR")
-                environment = {"PATH": os.defpath} | {name: os.environ[name] for name in kept if name in os.environ}
-            self._socket, theirs = socket.socketpair()
-            self._socket.settimeout(TICK)
-            self._received = b""
-            with theirs:
-                self._process = psutil.Popen(
-                    command, cwd=self._folder.name, env=environment, start_new_session=True,
-                    stdin=theirs, stdout=theirs, stderr=subprocess.PIPE, pass_fds=[calls.fileno()],
-                )  # fmt: skip
+                command = [*bubblewrap(self.limits, calls), *command]
+            self._process = psutil.Popen(
+                command, cwd=self._folder.name, env=environment, start_new_session=True,
+                stdin=theirs, stdout=theirs, stderr=subprocess.PIPE, pass_fds=[calls.fileno()],
+            )  # fmt: skip
+        self._replies = self._socket.makefile("rb")
         try:
-            self._receive("start", time.monotonic() + START_SECONDS)
+            self._exchange({"source": ""}, START_SECONDS)
         except Stopped as stopped:
             self._process.kill()
             words = self._process.stderr.read(2**16).decode(errors="replace").strip()[-500:]
             raise CourseError(f"the process for a submission did not start: {stopped}; {words}. {ADVICE}") from None
 
-    def _exchange(self, request: Request, seconds: float) -> Reply:
-        nonce, end = secrets.token_hex(8), min(time.monotonic() + seconds, self._deadline)
-        data = memoryview((json.dumps(request | {"nonce": nonce}) + "\n").encode())
-        while data:
-            data = data[self._watched(self._socket.send, data, end) :]
-        return self._receive(nonce, end)
-
-    def _receive(self, nonce: str, end: float) -> Reply:
-        """The next reply, if it carries the nonce: a line written ahead, or by another request's answer, does not."""
-        while b"\n" not in self._received:
-            if not (piece := self._watched(self._socket.recv, 2**20, end)):
-                raise Stopped(ENDED)
-            self._received += piece
-            if len(self._received) > 2 * MOST_BYTES:
-                raise Stopped("the answer was too large to be judged")
-        line, _, self._received = self._received.partition(b"\n")
-        with suppress(ValueError, RecursionError):
-            reply = json.loads(line)
-            if isinstance(reply, dict) and all(isinstance(text, str) for text in reply.values()):
-                if reply.get("nonce") == nonce:
-                    return reply
-        raise Stopped("the process sent a reply that is not labkit's (was something written into its pipe?)")
-
-    def _watched(self, operation: Callable[[Any], Any], argument: Any, end: float) -> Any:
-        """What a send or a receive returns once the socket is ready, while the submission keeps its limits."""
-        while True:  # the limits hold for every piece: one byte after the other may come for ever
+    def _exchange(self, request: Request, seconds: float, deadline: float = math.inf) -> Reply:
+        """The reply, if it carries the nonce: a line written ahead, or by another request's answer, does not."""
+        if time.monotonic() > deadline:
+            raise OutOfTime("no answer: the time limit of the submission was used up")
+        nonce, end = secrets.token_hex(8), min(time.monotonic() + seconds, deadline)
+        line = self._talker.submit(self._talk, json.dumps(request | {"nonce": nonce}) + "\n")
+        while not line.done():
             if self._cancelled.is_set():
                 raise KeyboardInterrupt
             if time.monotonic() > end:
@@ -202,12 +178,22 @@ class Sandbox(AbstractContextManager):
             if time.monotonic() > self._next_look:
                 self._next_look = time.monotonic() + TICK
                 self._require_limits()
-            try:
-                return operation(argument)
-            except TimeoutError:
-                continue
-            except OSError:
-                raise Stopped(ENDED) from None
+            wait([line], TICK)
+        if not line.result():
+            raise Stopped("the process ended: an exit, a crash, or out of memory?")
+        with suppress(ValueError, RecursionError):
+            reply = json.loads(line.result())
+            if isinstance(reply, dict) and all(isinstance(text, str) for text in reply.values()):
+                if reply.get("nonce") == nonce:
+                    return reply
+        raise Stopped("the process sent a reply that is not labkit's (was something written into its pipe?)")
+
+    def _talk(self, line: str) -> bytes:
+        """In a thread of its own, as both may wait for ever: send a line, and return the next one that comes back."""
+        with suppress(OSError):
+            self._socket.sendall(line.encode())
+            return self._replies.readline(2 * MOST_BYTES)
+        return b""
 
     def _require_limits(self) -> None:
         processes, memory, self._cpu = self._processes(), 0, 0.0
@@ -239,8 +225,6 @@ def bubblewrap(limits: Limits, calls: IO[bytes]) -> list[str]:
     calls.write(_call_filter())
     calls.seek(0)
     command = [program, *ISOLATION.split(), "--seccomp", str(calls.fileno())]
-    for name, value in _environment(HOME).items():
-        command += ["--setenv", name, value]
     for path in SYSTEM:
         link = os.path.islink(path)
         command += ["--symlink", os.readlink(path), path] if link else ["--ro-bind-try", path, path]
@@ -256,7 +240,7 @@ def bubblewrap(limits: Limits, calls: IO[bytes]) -> list[str]:
 
 
 def _call_filter() -> bytes:
-    """A seccomp program (BPF) that refuses sockets, locks and leases of files, the kernel's keyrings and io_uring."""
+    """A seccomp program (BPF) that refuses CALLS and leases of files."""
     if platform.machine() not in CALLS:
         raise CourseError(f"labkit isolates on {' and '.join(CALLS)}; this is {platform.machine()}. {ADVICE}")
     processor, fcntl, *refused = CALLS[platform.machine()]
@@ -287,6 +271,7 @@ def _visible() -> list[Path]:
 
 
 def _environment(home: str) -> dict[str, str]:
+    """The variables of a submission, and of bubblewrap, whose own can be read inside (/proc/1/environ)."""
     kept = {name: os.environ[name] for name in KEPT_VARIABLES if name in os.environ}
     return kept | {
         "PATH": os.pathsep.join([str(Path(sys.executable).parent), os.defpath]), "HOME": home, "TMPDIR": home,
@@ -295,18 +280,3 @@ def _environment(home: str) -> dict[str, str]:
         "PYTHONDONTWRITEBYTECODE": "1", "OMP_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false",
         "HF_HUB_OFFLINE": "1",
     }  # fmt: skip
-
-
-@cache
-def _scope(limits: Limits) -> list[str]:
-    """The command for a control group with these limits, where systemd runs; elsewhere only the grader looks.
-
-    A control group also counts memory that belongs to no process.
-    """
-    command = ["systemd-run", "--scope", "--quiet", "--collect", "-p", f"MemoryMax={limits.memory_bytes}"]
-    command += ["-p", "MemorySwapMax=0", "-p", f"TasksMax={2 * limits.processes}", "-p", f"CPUQuota={CORES:.0%}"]
-    command += [] if os.geteuid() == 0 else ["--user"]
-    with suppress(OSError, subprocess.TimeoutExpired):
-        if subprocess.run([*command, "true"], capture_output=True, timeout=10).returncode == 0:
-            return command
-    return []

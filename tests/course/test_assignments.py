@@ -29,7 +29,7 @@ def answers(name):
 def cells(name, key="public"):
     """The code cells of the master, solutions in place; cells that only look are left out."""
     read = read_master(masters()[name], assignment(name), Variant(key))
-    return [cell for cell in read if cell.kind == "code" and cell.role != "look"]
+    return [cell for cell in read if cell.cell_type == "code" and "look" not in cell.metadata]
 
 
 @cache
@@ -44,7 +44,7 @@ def changed(exercise, *changes):
     """The solution with each (old, new) put in; a single change is the whole answer."""
     if len(changes) == 1:
         return changes[0]
-    source = next(cell.source for cell in cells(exercise[:2]) if cell.exercise == exercise)
+    source = next(cell.source for cell in cells(exercise[:2]) if cell.metadata.get("answer") == exercise)
     for old, new in zip(changes[::2], changes[1::2], strict=True):
         assert old in source, f"{exercise}: {old!r} is not in the solution"
         source = source.replace(old, new)
@@ -72,10 +72,13 @@ EXERCISES = [  # `make test-fast` has those of A1
 
 @pytest.mark.parametrize("variant", ["public", "private", pytest.param("other", marks=pytest.mark.slow)])
 @pytest.mark.parametrize("exercise", EXERCISES)
-def test_the_solution_and_another_right_answer_have_full_marks_in_every_variant(exercise, variant):
+def test_right_answers_have_full_marks_in_every_variant_and_a_stub_is_not_begun(exercise, variant):
     for source in (None, answers(exercise[:2]).RIGHT.get(exercise)):
         result = outcome(exercise, source, VARIANTS[variant])
         assert result.status == "right" and result.points == result.out_of, f"{source}\n{result}"
+    answer = assignment(exercise[:2]).exercises[exercise].answer
+    stub = outcome(exercise, f"def {answer}(*_, **__):\n    raise NotImplementedError('{exercise}')", VARIANTS[variant])
+    assert stub.status == "not begun" and stub.points == 0
 
 
 @pytest.mark.parametrize("variant", ["public", pytest.param("private", marks=pytest.mark.slow)])
@@ -91,28 +94,17 @@ def test_typical_wrong_answers_are_told_their_likely_causes(exercise, variant):
     assert len(set(likely)) == len(wrong) >= 3
 
 
-@pytest.mark.parametrize("exercise", EXERCISES)
-def test_a_stub_is_not_begun(exercise):
-    answer = assignment(exercise[:2]).exercises[exercise].answer
-    result = outcome(exercise, f"def {answer}(*_, **__):\n    raise NotImplementedError('{exercise}')")
-    assert result.status == "not begun" and result.points == 0
-
-
 @pytest.mark.parametrize("name", WRITTEN)
-def test_the_minutes_and_the_number_of_exercises_are_those_of_a_lesson(name):
+def test_an_assignment_is_as_long_as_a_lesson_and_private_variants_differ_in_what_they_show(name):
     of = assignment(name)
     assert 60 <= of.minutes <= 90
+    shown = [[draw(Variant.of(f"secret {i}")) for draw in of.drawn.values()] for i in range(12)]
+    assert len(set(map(repr, shown))) > 1
     for track in {exercise.track for exercise in of.exercises.values()} - {None} or {None}:
         chosen = [exercise for exercise in of.exercises.values() if exercise.track in (None, track)]
         assert 5 <= len(chosen) <= 8
         assert sum(exercise.minutes for exercise in chosen) <= of.minutes
         assert sum(exercise.points for exercise in chosen) == of.points
-
-
-@pytest.mark.parametrize("name", WRITTEN)
-def test_private_variants_differ_in_what_they_show(name):
-    drawn = assignment(name).drawn.values()
-    assert len({repr([draw(Variant.of(f"secret {i}")) for draw in drawn]) for i in range(12)}) > 1
 
 
 def test_a2_finds_a_model_unchanged_whatever_the_number_of_threads():

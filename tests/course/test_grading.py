@@ -3,7 +3,6 @@
 import csv
 import json
 import os
-from contextlib import ExitStack
 from dataclasses import asdict, replace
 
 import pytest
@@ -31,66 +30,51 @@ def built(tmp_path_factory):
 
 
 # ------------------------------------------------------------------------------------------------- the process apart
-@pytest.fixture(scope="module")
-def sandbox():
-    """One that is started with many files open, so that select() cannot wait for the number of its socket."""
-    with ExitStack() as held:
-        for _ in range(1100):
-            held.enter_context(open(os.devnull))
-        running = held.enter_context(Sandbox("a1", TIGHT, trusted=True))
-        assert running.run(RIGHT) is None
-        yield running
+def asked(trusted, source, *arguments):
+    assert trusted.run(source) is None
+    return trusted.answer("f")(*arguments)
 
 
-HUGE = ("[1] * 400_000", "2**33, 0", "10**6, 10**6, 0")  # in few bytes
-
-
-def asked(sandbox, source, *arguments):
-    assert sandbox.run(source) is None
-    return sandbox.answer("f")(*arguments)
-
-
-def test_cells_share_their_names_and_a_stub_is_not_an_error(sandbox):
-    assert asked(sandbox, "def f(x):\n    return causal_mask(x).sum()", 2).item() == 3
-    assert sandbox.run("raise NotImplementedError('a1_causal_mask')") is None
+def test_cells_share_their_names_and_a_stub_is_not_an_error(trusted):
+    assert asked(trusted, "def f(x):\n    return causal_mask(x).sum()", 2).item() == 3
+    assert trusted.run("raise NotImplementedError('a1_causal_mask')") is None
     for nothing in ("def f():\n    raise NotImplementedError", "f = None"):
         with pytest.raises(NotBegun):
-            asked(sandbox, nothing)
+            asked(trusted, nothing)
+
+
+DEAF = "while True:\n        try:\n            while 1: pass\n        except: pass"
 
 
 @pytest.mark.parametrize(
-    ("source", "words"),
+    ("body", "words"),
     [
-        (
-            "def f():\n    while True:\n        try:\n            while 1: pass\n        except: pass",
-            "within the time limit",
-        ),
-        ("def f():\n    import os; os._exit(7)", "the process ended"),
-        ("def f():\n    import sys; sys.exit(0)", "SystemExit"),
-        ("def f():\n    return [][1]", r"IndexError.*\[\]\[1\]"),
-        ("def f():\n    return object()", "cannot be judged"),
-        *((f"import torch\ndef f():\n    return torch.zeros({shape})", "too large") for shape in HUGE),
-        ("def f():\n    return input()", "EOFError"),
-        ("f = 3", "not a function"),
+        (DEAF, "within the time limit"),
+        ("import os; os._exit(7)", "the process ended"),
+        ("import sys; sys.exit(0)", "SystemExit"),
+        ("return [][1]", r"IndexError.*\[\]\[1\]"),
+        ("return object()", "cannot be judged"),
+        ("import torch; return torch.zeros(2**33, 0)", "MemoryError"),  # many empty lists
+        ("return input()", "EOFError"),
     ],
 )
-def test_whatever_an_answer_does_the_next_one_is_asked(sandbox, source, words):
+def test_whatever_an_answer_does_the_next_one_is_asked(trusted, body, words):
     with pytest.raises(Mistake, match=words):
-        asked(sandbox, source)
-    assert sandbox.answer("causal_mask")(2).tolist() == [[True, False], [True, True]]
+        asked(trusted, f"def f():\n    {body}")
+    assert trusted.answer("causal_mask")(2).tolist() == [[True, False], [True, True]]
 
 
-def test_a_cell_that_hangs_is_named_and_the_others_are_kept(sandbox):
-    assert sandbox.run("kept = 41") is None
-    assert "within the time limit" in sandbox.run("while True: pass")
-    assert asked(sandbox, "def f():\n    return kept + 1") == 42
+def test_a_cell_that_hangs_is_named_and_the_others_are_kept(trusted):
+    assert trusted.run("kept = 41") is None
+    assert "within the time limit" in trusted.run("while True: pass")
+    assert asked(trusted, "def f():\n    return kept + 1") == 42
 
 
-def test_a_module_of_the_student_replaces_nothing(sandbox):
+def test_a_module_of_the_student_replaces_nothing(trusted):
     forged = "import os; os.environ['RAN'] = 'yes'"
     write = f"open('json.py', 'w').write({forged!r}); open('mine.py', 'w').write('x = 1'); import mine"
-    assert sandbox.run(write) is None
-    assert sandbox.run("import json, os; assert 'RAN' not in os.environ") is None
+    assert trusted.run(write) is None
+    assert trusted.run("import json, os; assert 'RAN' not in os.environ") is None
 
 
 def test_the_time_of_a_submission_is_limited():
@@ -120,7 +104,7 @@ def test_a_class_is_graded_and_one_broken_submission_does_not_stop_it(tmp_path, 
     first = graded(folder)
     points = {student: grade.points for student, grade in first.items()}
     assert points == {"ada": 23, "bea": 2, "cem": 0, "dan": None, "eva": 0}
-    assert first["ada"].trouble == first["cem"].trouble == [] and first["ada"].basis["isolation"] == "bubblewrap"
+    assert first["ada"].trouble == first["cem"].trouble == [] and not first["ada"].basis["trusted"]
     assert len(first["bea"].trouble) == 1 and "ZeroDivisionError" in first["bea"].trouble[0]
     assert "cannot be read" in first["dan"].failure and first["eva"].outcomes[0].status == "wrong"
     assert {outcome.status for outcome in first["cem"].outcomes} == {"not begun"}
@@ -143,7 +127,7 @@ def test_a_grade_is_kept_until_the_checks_change_and_not_after_a_time_limit(tmp_
 
     def graded(student, earlier=None):
         limits = replace(TIGHT, cell_seconds=1.0)
-        return grade(student, tmp_path / f"{student}.ipynb", limits, trusted=True, earlier=earlier)
+        return grade(student, tmp_path / f"{student}.ipynb", limits, PUBLIC, trusted=True, earlier=earlier)
 
     ada, eve = graded("ada"), graded("eve")
     assert graded("ada", ada) is ada and not ada.timed_out
@@ -228,24 +212,22 @@ def test_list_build_and_check(labkit_command, tmp_path, built):
     first = json.loads(labkit_command("course", "list", "--json")[1])[0]
     assert first["name"] == "a1" and first["points"] == sum(task["points"] for task in first["exercises"])
     (tmp_path / "secret").write_text("s\n")
-    private = ("--variant", tmp_path / "secret", "--json")
-    code, out, _ = labkit_command("course", "build", "A1", "--output-dir", tmp_path / "one", *private)
+    one, two = tmp_path / "one", tmp_path / "two"
+    private = ("--variant", tmp_path / "secret", "--json", "--execute")
+    code, out, _ = labkit_command("course", "build", "A1", "--output-dir", one, *private)
     assert code == 0 and len(json.loads(out)) == 4
-    build(tmp_path / "two", Variant.of("s"), ["a1"])
-    for path in (tmp_path / "one").rglob("*.*"):
-        assert path.read_bytes() == (tmp_path / "two" / path.relative_to(tmp_path / "one")).read_bytes()
+    build(two, Variant.of("s"), ["a1"])
+    for path in one.rglob("*.*"):
+        notebook, other = path.read_text(encoding="utf-8"), (two / path.relative_to(one)).read_text(encoding="utf-8")
+        if path.parent.name == "solution":  # nothing else has been executed
+            cells, others = ([c for c in json.loads(n)["cells"] if c["cell_type"] == "code"] for n in (notebook, other))
+            assert [cell["execution_count"] for cell in cells] == list(range(1, len(cells) + 1))
+            notebook, other = ([cell["source"] for cell in code] for code in (cells, others))
+        assert notebook == other
     code, out, _ = labkit_command("course", "check", built / "student" / NAME)
     assert code == 1 and "not begun" in out
     code, out, _ = labkit_command("course", "check", built / "solution" / NAME, "--json")
     assert code == 0 and json.loads(out)["points"] == json.loads(out)["out_of"] and json.loads(out)["trouble"] == []
-
-
-def test_build_executes_the_solution_and_nothing_else(labkit_command, tmp_path):
-    assert labkit_command("course", "build", "a1", "--execute", "--output-dir", tmp_path)[0] == 0
-    for kind in ("student", "solution"):
-        cells = json.loads((tmp_path / kind / NAME).read_text(encoding="utf-8"))["cells"]
-        counts = [cell["execution_count"] for cell in cells if cell["cell_type"] == "code"]
-        assert counts == (list(range(1, len(counts) + 1)) if kind == "solution" else [None] * len(counts))
 
 
 def test_grade_and_gradebook(labkit_command, tmp_path):
