@@ -17,7 +17,6 @@ from __future__ import annotations
 
 import argparse
 import itertools
-import json
 import random
 import sys
 import time
@@ -251,18 +250,22 @@ def growth(counts: Sequence[int], seconds: np.ndarray) -> dict:
 def memory_of_all(options: argparse.Namespace) -> list[dict]:
     """Each arm and N in a process of its own, setting equal, the longest answer that is also timed."""
     plan, _ = planned(options, None)
-    rows = []
-    for count in options.counts:
-        row: dict = {"paraphrases": count, "peak_mb": {}}
-        for arm, lengths in plan["equal", count].items():
-            command = [
-                __file__, "--model", options.model, "--device", options.device, "--memory-of", arm,
-                "--counts", str(count), "--new-tokens", str(max(lengths)), "--threads", str(options.threads),
-                "--seed", str(options.seed), *(["--dtype", options.dtype] if options.dtype else []),
-            ]  # fmt: skip
-            row["peak_mb"][arm] = machine.in_a_process(command)
-        rows.append(row)
-    return rows
+    return [
+        {
+            "paraphrases": count,
+            "peak_mb": {
+                arm: machine.apart(options, memory_of, options, arm, count, max(lengths))
+                for arm, lengths in plan["equal", count].items()
+            },
+        }
+        for count in options.counts
+    ]
+
+
+def memory_of(options: argparse.Namespace, arm: str, count: int, new_tokens: int) -> float:
+    bench = Bench(options)
+    bench.run(arm, ("equal", 1), 2)  # what is made lazily, once, is not counted
+    return machine.Memory(options.device).of(bench.run, arm, ("equal", count), new_tokens)
 
 
 def summary(results: dict) -> Iterator[str]:
@@ -290,7 +293,6 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--rounds", type=int, default=5, help="timed rounds (default 5)")
     parser.add_argument("--memory", action="store_true", help="also the memory of each arm, in processes of their own")
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--memory-of", choices=ARMS, help=argparse.SUPPRESS)  # one arm, measured in this process
     options = parser.parse_args(arguments)
     if options.quick:
         options.model, options.counts, options.new_tokens, options.rounds = "tiny-gemma3", [1, 2, 3, 5], [1, 5, 20], 2
@@ -299,13 +301,6 @@ def main(arguments: Sequence[str] | None = None) -> None:
         parser.error("--counts, --new-tokens, --rounds and --threads must be at least 1")
     machine.use(options)
     warnings.filterwarnings("ignore", message="flex_attention called without")  # the summary says so
-    if options.memory_of:
-        bench = Bench(options)
-        bench.run(options.memory_of, ("equal", 1), 2)  # what is made lazily, once, is not counted
-        memory = machine.Memory(options.device)
-        case = ("equal", options.counts[0])
-        print(json.dumps(memory.of(bench.run, options.memory_of, case, options.new_tokens[0])))
-        return
     memory = {"memory": memory_of_all(options)} if options.memory else {}
     results = measure(options) | memory
     for line in summary(results):

@@ -9,7 +9,6 @@ machine hits all of them; the ratios are of times within one round. Memory is th
 
 from __future__ import annotations
 
-import argparse
 import json
 import sys
 from pathlib import Path
@@ -57,12 +56,8 @@ def compare(names: list[str], shape: dict, rows: int, dtype: str, device: str, r
 def main() -> None:
     parser = machine.parser(__doc__)
     parser.add_argument("--dtype", default="float32", choices=["float32", "bfloat16"])
-    parser.add_argument("--arm", help=argparse.SUPPRESS)  # its memory, measured in this process
     options = parser.parse_args()
     machine.use(options)
-    if options.arm:
-        print(json.dumps(trainer(options.arm, SHAPE, ROWS, options.dtype, options.device).peak_mb()))
-        return
     names = [name.format(dim=8 if options.quick else DIM) for name in ARMS]
     if options.quick:
         results = compare(names, QUICK, 2, "float32", "cpu", 5)
@@ -70,10 +65,10 @@ def main() -> None:
             machine.write("future_speed_quick", {"setting": QUICK, "arms": results}, NOTES, target=options.output)
         print(json.dumps(results, indent=1))
         return
-    results = compare(names, SHAPE, ROWS, options.dtype, options.device, ROUNDS)
-    common = [__file__, "--dtype", options.dtype, "--device", options.device, "--threads", str(options.threads)]
+    training = (SHAPE, ROWS, options.dtype, options.device)
+    results = compare(names, *training, ROUNDS)
     for name, result in results.items():
-        result["peak_mb"] = machine.peak_mb([*common, "--arm", name])
+        result["peak_mb"] = machine.peak_mb(options, trainer, name, *training)
         result["memory_ratio"] = round(result["peak_mb"]["median"] / results[names[0]]["peak_mb"]["median"], 3)
         ratio = result["ratio"]
         print(

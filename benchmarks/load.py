@@ -9,7 +9,9 @@ packages that carry the weights, and about 1.5 GB of disk for the temporary cach
 
 from __future__ import annotations
 
+import json
 import os
+import subprocess
 import sys
 import tempfile
 import time
@@ -45,9 +47,10 @@ print(json.dumps([imported, loaded, after_load, peak_gb()]))
 def one_run(model: str, cache: Path) -> dict[str, float]:
     """Load `model` once in a new process that keeps its converted models in `cache`."""
     path = os.pathsep.join(filter(None, [str(Path(__file__).parents[1]), os.environ.get("PYTHONPATH")]))
+    environment = os.environ | {"LABKIT_CACHE": str(cache), "PYTHONPATH": path}
     start = time.time()
-    times = machine.in_a_process(["-c", _ONE_RUN, model], LABKIT_CACHE=str(cache), PYTHONPATH=path)
-    imported, loaded, after_load, after_forward = times
+    out = subprocess.check_output([sys.executable, "-c", _ONE_RUN, model], env=environment, text=True)
+    imported, loaded, after_load, after_forward = json.loads(out.splitlines()[-1])
     return {
         "process": loaded - start,
         "imports": imported - start,
