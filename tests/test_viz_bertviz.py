@@ -12,7 +12,6 @@ from bs4 import BeautifulSoup  # of nbconvert
 
 from labkit import masks, viz
 from labkit.attention.maps import AttentionMaps, attention_maps
-from labkit.attention.neurons import NeuronMaps
 from labkit.errors import LabkitError, MaskError, ModelError
 from labkit.viz import bertviz
 
@@ -52,7 +51,7 @@ def nasty_view(request, monkeypatch):
     weights = np.random.default_rng(0).dirichlet(np.ones(n), size=(2, 2, n)).astype(np.float16)
     maps, vectors = AttentionMaps(weights, NASTY, (0, 1), "causal()", "<i>m</i>"), np.ones((2, 2, n, 4), np.float32)
     monkeypatch.setattr(bertviz, "attention_maps", lambda *args, **options: maps)
-    monkeypatch.setattr(bertviz, "neuron_maps", lambda *args, **options: NeuronMaps(maps, vectors, vectors))
+    monkeypatch.setattr(bertviz, "neuron_maps", lambda *args, **options: (maps, vectors, vectors))
     return request.param(None, TEXT)
 
 
@@ -121,7 +120,7 @@ def test_a_large_view_is_refused_and_a_part_of_it_is_not(tiny, draw):
 def test_a_view_that_cannot_be_shown_is_refused(tiny, monkeypatch, options):
     with pytest.raises(MaskError, match="heads from 0 to 3|heading: mask"):
         viz.bertviz_compare(tiny("tiny-gpt2"), TEXT, **options)
-    monkeypatch.setattr(bertviz, "find_spec", lambda name: None)
+    monkeypatch.setitem(sys.modules, "bertviz.head_view", None)
     with pytest.raises(ModelError, match="pip install"):
         viz.bertviz_compare(tiny("tiny-gpt2"), TEXT)
 

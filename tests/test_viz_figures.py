@@ -89,14 +89,6 @@ def test_attention_maps_hold_the_weights_on_one_scale_from_zero_and_cells_their_
     assert heat.z.tolist() == values and np.abs(heat.text.astype(float) - values).max() <= 0.05
 
 
-@pytest.mark.parametrize("n", [5, 33])
-def test_the_grid_of_heads_holds_each_head_and_gaps_between_them(n):
-    given_weights, side = weights(2, 3, n, n), min(n, 32)
-    blocks = viz.head_grid(given_weights).data[0].z.reshape(2, side + 1, 3, side + 1).swapaxes(1, 2)
-    assert np.isnan(blocks[..., -1, :]).all() and np.isnan(blocks[..., -1]).all()
-    assert np.allclose(blocks[..., :-1, :-1], pooled(given_weights, 32), atol=6e-5)
-
-
 @pytest.mark.parametrize(("n", "size"), [(7, 3), (33, 32), (6, 6), (5, 9)])
 def test_pooling_adds_up_the_keys_and_averages_the_queries(n, size):
     ends, place = np.arange(min(n, size) + 1) * n // min(n, size), np.arange(n)

@@ -6,6 +6,7 @@ pages. Every mark has a sign or a line besides its colour.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from html import escape
 from itertools import pairwise
@@ -88,28 +89,26 @@ def entities_figure(text: str, gold: Sequence | None, predicted: Sequence) -> Te
     """
     predicted = [(*_span(entity, text), str(entity[2])) for entity in predicted]
     if gold is None:
-        marks = [
-            (start, end, f"background:{LINES[0]}40;padding:2px 0;border-radius:3px") for start, end, _ in predicted
-        ]
-        chips = {end: [_chip(label, LINES[0])] for _, end, label in predicted}
-        body = f'<p style="margin:0;line-height:2;white-space:pre-wrap">{_marked(text, marks, chips)}</p>'
-        return _figure(body, f"Entities: {', '.join(f'{text[a:b]} {label}' for a, b, label in predicted) or 'none'}.")
-    gold = [(*_span(entity, text), str(entity[2])) for entity in gold]
-    marks, ends, counts = [], {}, dict.fromkeys(KINDS, 0)
-    for kind, true, guess in _compared(gold, predicted):
-        sign, colour = KINDS[kind]
-        counts[kind] += 1
+        outcomes = [(None, None, entity) for entity in predicted]
+    else:
+        outcomes = _compared([(*_span(entity, text), str(entity[2])) for entity in gold], predicted)
+    marks, ends, counts = [], {}, Counter(kind for kind, *_ in outcomes)
+    for kind, true, guess in outcomes:
+        sign, colour = KINDS.get(kind, ("", LINES[0]))
         if guess:
             marks.append((*guess[:2], f"background:{colour}40;padding:2px 0;border-radius:3px"))
         if true:
             line = f"dashed {colour}" if kind == "missed" else "solid currentColor"
             marks.append((*true[:2], f"border-bottom:2px {line}"))
         label = f"{guess[2]}, gold {true[2]}" if true and guess and true[2] != guess[2] else (true or guess)[2]
-        ends.setdefault(max(span[1] for span in (true, guess) if span), []).append(_chip(f"{sign} {label}", colour))
-    counted = [kind for kind, count in counts.items() if count]
+        chip = _chip(f"{sign} {label}".strip(), colour)
+        ends.setdefault(max(span[1] for span in (true, guess) if span), []).append(chip)
+    body = f'<p style="margin:0;line-height:2;white-space:pre-wrap">{_marked(text, marks, ends)}</p>'
+    if gold is None:
+        return _figure(body, f"Entities: {', '.join(f'{text[a:b]} {label}' for a, b, label in predicted) or 'none'}.")
+    counted = [kind for kind in KINDS if counts[kind]]
     legend = " · ".join(f"{_chip(*KINDS[kind])} {kind}: <b>{counts[kind]}</b>" for kind in counted)
-    body = (
-        f'<p style="margin:0;line-height:2;white-space:pre-wrap">{_marked(text, marks, ends)}</p>'
+    body += (
         f'<p style="margin:10px 0 0">{legend}</p>'
         '<p style="margin:4px 0 0"><span style="border-bottom:2px solid currentColor">underlined</span>: gold · '
         '<span style="background:#7F7F7F55;border-radius:3px">shaded</span>: predicted</p>'
