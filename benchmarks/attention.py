@@ -7,6 +7,13 @@ Three arms run the same weights: `causal`, the model as it was; `converted`, aft
 the common way to the same end, an explicit float mask (batch, 1, S, S) handed to every layer: 0 everywhere, the most
 negative number at padded keys, built once per call (that is part of its time). The recipe lets local layers attend past
 their window, so beyond it the two compute different things.
+
+Measured is the layer stack without the vocabulary head, on a batch of 2, the second row one quarter padding where
+padded. seconds: one forward pass (step=forward, no gradients), or forward, backward and an SGD update of all but the
+embedding (step=train), after one warm-up, the arms in turn within each round. ratios: of the times of one round, below
+1 = the converted model was faster. peak_mb: the highest memory (1 MB = 1e6 bytes) above that after loading and a call
+of 8 tokens: resident memory, sampled, in a process of its own for each arm, step and kind of padding, from the shortest
+length to the longest (on a GPU: torch's own count).
 """
 
 from __future__ import annotations
@@ -29,14 +36,6 @@ LENGTHS = {"forward": (128, 512, 1024), "train": (128, 512)}
 QUICK = {"forward": (32, 96), "train": (32,)}
 ROUNDS = 5
 PADDED_SHARE = 0.75  # of the second row of a padded batch is real
-NOTES = (
-    "Layer stack without the vocabulary head, batch of 2, the second row one quarter padding where padded. seconds: "
-    "one forward pass (step=forward, no gradients), or forward, backward and an SGD update of all but the embedding "
-    "(step=train), after one warm-up, the arms in turn within each round. ratios: of the times of one round, below 1 = "
-    "the converted model was faster. peak_mb: the highest memory (1 MB = 1e6 bytes) above that after loading and a "
-    "call of 8 tokens: resident memory, sampled, in a process of its own for each arm, step and kind of padding, from "
-    "the shortest length to the longest (on a GPU: torch's own count)."
-)
 
 
 class Bench:
@@ -155,7 +154,7 @@ def main() -> None:
     if not options.quick:
         settings = {"model": options.model, "dtype": "as stored", "device": options.device, "batch": 2}
         name = "attention" if options.device == "cpu" else "attention_gpu"
-        print(machine.write(name, settings | {"cases": rows}, NOTES))
+        print(machine.write(name, settings | {"cases": rows}, __doc__))
 
 
 if __name__ == "__main__":

@@ -6,11 +6,15 @@
 
 A step: forward pass under autocast, cross-entropy of one of 9 labels per token, backward pass, fused AdamW, on random
 tokens without padding. Full training keeps its weights in float32; LoRA keeps the frozen backbone in the row's dtype.
+Models are names that `labkit.load` takes, or a published shape with random weights: the cost of a step does not depend
+on the values of the weights.
 
-Each row is measured in a process of its own, so its peak memory is its own. A row that does not fit, or whose attention
-backend cannot run the model, is stored with the reason, and the next row is measured. The file is written after each
-row. Models are names that `labkit.load` takes, or a published shape with random weights: the cost of a step does not
-depend on the values of the weights.
+Each row is measured in a process of its own; if it does not fit, or its attention backend cannot run the model, it is
+stored with the reason. seconds_per_step: spread of the timed steps after warm-up; tokens_per_second is that of the
+median. peak_memory_bytes: of the GPU, or resident, of the process of this row. flops_per_token: of the matrix products
+of forward and backward pass, counted by torch.utils.flop_counter with eager attention, which computes every pair of
+tokens. mfu: their rate over matmul_flops_per_second, the best rate of a large square matrix product in the same dtype,
+process and threads. The file is written after each row.
 """
 
 from __future__ import annotations
@@ -51,13 +55,6 @@ SHAPES: dict[str, tuple[str, dict[str, int]]] = {  # table 1 of the report on Ge
     "gemma-2-2b": ("Gemma2Config", {}),  # the defaults of transformers
     "gemma-2-9b": ("Gemma2Config", GEMMA_2_9B | {"num_key_value_heads": 8}),
 }
-NOTES = (
-    "seconds_per_step: spread of the timed steps after warm-up; tokens_per_second is that of the median. "
-    "peak_memory_bytes: of the GPU, or resident, of a process that measures this row only. flops_per_token: of the "
-    "matrix products of forward and backward pass, counted by torch.utils.flop_counter with eager attention, which "
-    "computes every pair of tokens. mfu: their rate over matmul_flops_per_second, the best rate of a large square "
-    "matrix product in the same dtype, process and threads."
-)
 
 
 def measure(row: dict[str, Any], seconds: float = 5.0) -> dict[str, Any]:
@@ -225,7 +222,7 @@ def main() -> int:
         print(in_words(rows[-1]), flush=True)
         if options.output or not options.quick:
             name = f"cost_{'cpu' if options.device == 'cpu' else 'gpu'}"
-            machine.write(name, rows, NOTES, key="rows", target=options.output)
+            machine.write(name, rows, __doc__, key="rows", target=options.output)
     return 0 if any(row["reason"] is None for row in rows) else 1
 
 

@@ -3,14 +3,24 @@
     python benchmarks/fusion_latency.py --model smollm2-135m --threads 1     (about 25 minutes on a quiet core)
     python benchmarks/fusion_latency.py --quick          (a tiny model, seconds, nothing is written)
 
-Arms, all on the same token ids, greedy, with no end token, so that each writes as much as it is asked to:
-`fast`, `flex` and `dense` fuse with the engines of those names (`labkit.fusion`); `cacheless` fuses as the public
-experiment does, without a cache; `logit-average` is the batch of N rows whose logits the fast engine averages; `apart`
-is the same average from plain transformers: what N calls of generate() do, each with a cache of its own, one after the
-other, and the average of their logits for each token.
+One question at a time: a prefix of 96 tokens, N segments, a cue of 3, random token ids, the same for all arms; greedy,
+with no end token, so that each arm writes as much as it is asked to. `fast`, `flex` and `dense` fuse with the engines
+of those names (`labkit.fusion`; on a CPU flex is FlexAttention uncompiled, which does not measure the compiled kernel);
+`cacheless` fuses as the public experiment does, without a cache; `logit-average` is the batch of N rows whose logits
+the fast engine averages; `apart` is the same average from plain transformers: N sequences, each with a cache of its
+own, one after the other. engines: what the runs say that they used.
 
-Settings: `equal`, segments of 24 tokens; `mixed`, of 8 to 40, as many tokens in all; `long`, segments of 128, prefill
-only, with `fast` and, as the control that must be found quadratic, `concat`: the same tokens as one long text.
+Settings: `equal`, segments of 24 tokens; `mixed` (from N = 2), evenly spread from 8 to 40, as many tokens in all;
+`long`, segments of 128, prefill only, with `fast` and, as the control that must be found quadratic, `concat`: the same
+tokens as one long text. left_out: what was not run because it is slow, or beyond the model's positions.
+
+seconds[arm][n]: from the start to the n-th new token of one answer (1: the prefill), one value per round. In every
+round all cases come, in random order, and in each its arms, in random order; a short round before warms up. ratios: of
+two arms within one round, above 1 = the first took longer; low and high: 95 % bootstrap interval of the median over
+rounds, which is nearly the range where there are five, and missing where there are fewer. growth: seconds of the
+prefill in the setting long, medians fitted by a + b N + c N^2 with relative errors; curved: the share of c N^2 in the
+fitted seconds at the largest N, low and high as before. peak_mb: highest memory above that after loading, setting
+equal, each arm and N in a process of its own; resident memory on a CPU, which is coarse.
 """
 
 from __future__ import annotations
@@ -50,21 +60,6 @@ LONG = 128
 
 Case = tuple[str, int]  # a setting, and how many paraphrases
 Plan = dict[Case, dict[str, list[int]]]  # for each arm of a case the lengths of the answers
-
-NOTES = (
-    "One question at a time: a prefix of 96 tokens, N segments, a cue of 3, random token ids. Settings: equal, "
-    "segments of 24 tokens; mixed (from N = 2), evenly spread from 8 to 40, as many tokens in all; long, of 128. "
-    "seconds[arm][n]: from the start to the n-th new token of one answer (1: the prefill), one value per round. In "
-    "every round all cases come, in random order, and in each its arms, in random order; a short round before warms "
-    "up. ratios: of two arms within one round, above 1 = the first took longer; low and high: 95 % bootstrap interval "
-    "of the median over rounds, which is nearly the range where there are five, and missing where there are fewer. "
-    "growth: seconds of the prefill in the setting long, medians fitted by a + b N + c N^2 with relative errors; "
-    "curved: the share of c N^2 in the fitted seconds at the largest N, low and high as before; concat is the control "
-    "that must be found quadratic. engines: what the runs say that they used. On a CPU flex is FlexAttention "
-    "uncompiled, which does not measure the speed of the compiled kernel. left_out: what was not run because it is "
-    "slow, or beyond the model's positions. peak_mb: highest memory above that after loading, setting equal, each arm "
-    "and N in a process of its own; resident memory on a CPU, which is coarse."
-)
 
 
 class Bench:
@@ -312,7 +307,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     settings = {name: getattr(options, name) for name in kept} | {"dtype": results.pop("model_dtype")}
     parts = (options.model.rpartition("/")[2], options.dtype, None if options.device == "cpu" else "gpu")
     name = "_".join(["fusion_latency", *(part.replace("-", "_") for part in parts if part)])
-    print(machine.write(name, settings | results, NOTES, target=options.output))
+    print(machine.write(name, settings | results, __doc__, target=options.output))
 
 
 if __name__ == "__main__":

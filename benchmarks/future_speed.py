@@ -3,8 +3,11 @@
     python benchmarks/future_speed.py --threads 1 [--device cuda --dtype bfloat16]
     python benchmarks/future_speed.py --quick                       (a tiny model, seconds, nothing is written)
 
-A step is forward, losses, backward and an AdamW update. All arms take turns within every round, so a slow moment of the
-machine hits all of them; the ratios are of times within one round. Memory is that of a process of its own.
+seconds: of a training step (forward, losses, backward, AdamW) after warm-up; all arms take turns within every round, so
+a slow moment of the machine hits all of them. ratio: over the plain GPT's of the same round (torch's fused attention),
+median with the bootstrap interval of the median, below 1.5 is the aim. peak_mb: how far the resident memory of a
+process that only trains this arm rises above what it held before the first step (on a GPU: torch's highest count);
+memory_ratio: of the medians, below 2 is the aim.
 """
 
 from __future__ import annotations
@@ -23,12 +26,6 @@ SHAPE = {"vocab_size": 4096, "context": 256, "width": 256, "layers": 6, "heads":
 DIM, ROWS, ROUNDS = 50, 8, 10  # future_dim, rows per step
 QUICK = {"vocab_size": 64, "context": 32, "width": 32, "layers": 1, "heads": 2}
 ARMS = ("smaller", "future:none:{dim}", "future:cosine:{dim}", "future:kl:{dim}", "tokens:cosine:{dim}", "memory:{dim}")
-NOTES = (
-    "seconds: of a training step (forward, losses, backward, AdamW) after warm-up; ratio: over the plain GPT's of the "
-    "same round (torch's fused attention), median with the bootstrap interval of the median, below 1.5 is the aim. "
-    "peak_mb: how far the resident memory of a process that only trains this arm rises above what it held before the "
-    "first step (on a GPU: torch's highest count); memory_ratio: of the medians, below 2 is the aim."
-)
 
 
 def trainer(name: str, shape: dict, rows: int, dtype: str, device: str) -> machine.Trainer:
@@ -62,7 +59,7 @@ def main() -> None:
     if options.quick:
         results = compare(names, QUICK, 2, "float32", "cpu", 5)
         if options.output:
-            machine.write("future_speed_quick", {"setting": QUICK, "arms": results}, NOTES, target=options.output)
+            machine.write("future_speed_quick", {"setting": QUICK, "arms": results}, __doc__, target=options.output)
         print(json.dumps(results, indent=1))
         return
     training = (SHAPE, ROWS, options.dtype, options.device)
@@ -78,7 +75,7 @@ def main() -> None:
         )
     suffix = "_gpu" if options.device.startswith("cuda") else ""
     setting = {"shape": SHAPE, "dim": DIM, "rows": ROWS, "dtype": options.dtype}
-    machine.write(f"future_speed{suffix}", {"setting": setting, "arms": results}, NOTES, target=options.output)
+    machine.write(f"future_speed{suffix}", {"setting": setting, "arms": results}, __doc__, target=options.output)
 
 
 if __name__ == "__main__":

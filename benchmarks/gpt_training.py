@@ -3,9 +3,14 @@
     python benchmarks/gpt_training.py --nanogpt path/to/nanoGPT/model.py [--dtype float32 bfloat16] [--device cuda]
     python benchmarks/gpt_training.py --nanogpt path/to/model.py --quick          (seconds, nothing is written)
 
-nanoGPT is not part of this project: fetch it yourself (github.com/karpathy/nanoGPT) and give the path. A step is
-forward, loss, backward and a fused AdamW update. The two take turns within every round, so a slow moment of the machine
-hits both.
+nanoGPT is not part of this project: fetch it yourself (github.com/karpathy/nanoGPT) and give the path.
+
+tokens_per_second: of one training step (forward, loss over the whole vocabulary, backward, fused AdamW), after warm-up
+steps, both models in turn within each round, so a slow moment of the machine hits both; ratio: labkit's over nanoGPT's
+of the same round, above 1 = labkit is faster. Both compute the exact GELU, as nanoGPT does; ratio_gelu_new: the same
+with GPT-2's tanh form in labkit, which torch computes more slowly in bfloat16 on a CPU. loss_gap: of the two losses on
+the first batch, from the same weights. peak_mb: how far the resident memory of a process that only trains one of the
+two rises above what it held before the first step (on a GPU: torch's highest count), three processes each.
 """
 
 from __future__ import annotations
@@ -34,15 +39,6 @@ SHAPES = {  # vocabulary, context, width, layers, heads, rows per step
 }
 QUICK = (65, 32, 64, 1, 1, 2)
 ROUNDS = 15
-NOTES = (
-    "tokens_per_second: of one training step (forward, loss over the whole vocabulary, backward, fused AdamW), "
-    "after warm-up steps, both models in turn within each round; ratio: labkit's over nanoGPT's of the same "
-    "round, above 1 = labkit is faster. Both compute the exact GELU, as nanoGPT does; ratio_gelu_new: the same with "
-    "GPT-2's tanh form in labkit, which torch computes more slowly in bfloat16 on a CPU. loss_gap: of the two losses "
-    "on the first batch, from the same weights. peak_mb: how far the resident memory "
-    "of a process that only trains one of the two rises above what it held before the first step (on a GPU: torch's "
-    "highest count), three processes each."
-)
 
 
 def nanogpt_model(path: str, shape: tuple):
@@ -114,7 +110,7 @@ def main() -> None:
         print(f"{shape} {dtype}: {speeds} tokens/s; ratio {ratios}; MB {memory}")
         results[f"{shape} {dtype}"] = result
     name = "gpt_training_gpu" if options.device.startswith("cuda") else "gpt_training"
-    machine.write(name, results, NOTES, target=options.output)
+    machine.write(name, results, __doc__, target=options.output)
 
 
 if __name__ == "__main__":

@@ -48,7 +48,7 @@ def use(options: argparse.Namespace) -> None:
 
 
 def write(name: str, results: Any, notes: str, key: str = "results", target: Path | None = None) -> Path:
-    """Write `results`, machine, date and `notes` (what was measured, in which unit) to results/<name>.json, whole."""
+    """Write `results`, machine, date and `notes` (the text of the program) to results/<name>.json, whole."""
     target = target or RESULTS / f"{name}.json"
     target.parent.mkdir(parents=True, exist_ok=True)
     date = datetime.now(UTC).date().isoformat()

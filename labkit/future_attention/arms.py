@@ -27,8 +27,7 @@ from torch.nn import functional as F
 
 from labkit.errors import ModelError
 from labkit.future_attention import Future, FutureGPT, FutureLoss
-from labkit.gpt import CAUSAL, GPT, GPTConfig
-from labkit.masks import Mask
+from labkit.gpt import GPT, GPTConfig
 from labkit.objectives import linear_cross_entropy
 
 COLUMNS = {"future": "position", "shuffled": "position", "tokens": "tokens", "shuffled-tokens": "tokens"}
@@ -115,9 +114,9 @@ class MultiTokenGPT(GPT):
             nn.init.normal_(layer.weight, std=0.02)
             nn.init.zeros_(layer.bias)
 
-    def loss_ahead(self, ids: Tensor, targets: Tensor, mask: Mask = CAUSAL) -> tuple[Tensor, Tensor]:
+    def loss_ahead(self, ids: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
         """Mean nats of the next token, and of the tokens after it; `targets` as for `loss`."""
-        hidden = self.hidden(ids, mask)
+        hidden = self.hidden(ids)
         later = [
             linear_cross_entropy(hidden[:, :-k] + layer(hidden[:, :-k]), self.wte.weight, targets[:, k:])
             for k, layer in enumerate(self.ahead, 1)

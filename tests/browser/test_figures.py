@@ -106,7 +106,7 @@ def test_hovering_over_a_cell_shows_its_tokens_and_its_weight(opened):
 
 @pytest.mark.parametrize(("theme", "ink"), [("light", "rgb(0, 0, 0)"), ("dark", "rgb(255, 255, 255)")])
 def test_texts_wrap_and_have_the_colour_of_the_page_and_boxes_answer(open_page, theme, ink):
-    answers = viz.answer_figure(TEXT * 20, [(0, 11, 0.6), (6, 11, 0.3), (0, 40, 0.1)], [(0, 11)])
+    answers = viz.answer_figure(TEXT * 20, [(0, 11, 0.6), (6, 11, 0.3), (0, 40, 0.1)])
     entities = viz.entities_figure(TEXT, [(0, 11, "PER"), (39, 44, "LOC")], [(0, 11, "PER"), (16, 22, "PER")])
     boxes = (predict("Is 1 < 2?", choices=["yes", "no"], answer="yes"), predict("How many?", answer="Three."))
     page = open_page(390, 900, theme)
