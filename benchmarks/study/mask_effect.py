@@ -90,8 +90,6 @@ class Study:
             raise DataError("the sizes lack the whole training set, on which the rates are chosen; add all")
         if TUNING_SEED in self.seeds:
             raise DataError(f"{TUNING_SEED} is the seed of the tuning; choose other seeds")
-        if self.method not in adapters.METHODS:
-            raise DataError(f"the method is {self.method!r}; choose one of {', '.join(adapters.METHODS)}")
 
 
 @dataclass(frozen=True)
@@ -125,10 +123,6 @@ def run_study(
     """Run what is missing of the study in `folder`. Returns {run: reason} of the runs that failed.
 
     `rates`: the frozen.json of another study; the arms in it are not tuned again.
-
-    Raises:
-        DataError, TrainingError, ModelError: there is nothing to compare, the folder contains another study, or there
-            is no such model. Nothing is written then.
     """
     if not data:
         raise DataError("there is no data to compare the arms on")
@@ -193,11 +187,7 @@ def freeze(path: Path, study: Study, data: Sequence[Condition]) -> dict[str, dic
 
 
 def tables(folder: str | Path, reference: str = REFERENCE) -> pd.DataFrame:
-    """The finished runs of the study in `folder`, one row for each arm of each condition and size.
-
-    Raises:
-        TrainingError: no study, or arms of one seed that did not start alike.
-    """
+    """The finished runs of the study in `folder`, one row for each arm of each condition and size."""
     path, study = Path(folder).expanduser(), runner.read_study(folder)
     frozen, parts = read_json(path / "frozen.json") or {}, []
     for name, facts in study["conditions"].items():
@@ -347,20 +337,6 @@ def _lines(path: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in path.read_text(encoding="utf-8").split("\n") if line]
 
 
-def _parser() -> argparse.ArgumentParser:
-    parser = runner.parser(__doc__, REFERENCE, Study)
-    add = parser.add_argument
-    add("--data", action="append", help="[NAME=]TASK:DATA, may be repeated; see benchmarks/study/conditions.py")
-    add("--rates", type=Path, help="frozen.json of another study: its rates, in place of a tuning")
-    add("--orders", type=listed(), default=ORDERS, help="position of the question (qa)")
-    add("--preset", choices=tuple(PRESETS), help="default: depends on the model")
-    for name, (kind, _) in BUDGET.items():
-        add(f"--{name.replace('_', '-')}", type=kind)
-    add("--max-train", type=int, help="at most so many training examples")
-    add("--max-eval", type=int, help="at most so many dev and so many test examples")
-    return parser
-
-
 def _run(options: argparse.Namespace) -> dict[str, str]:
     chosen = {field: getattr(options, name) for name, (_, field) in BUDGET.items()}
     study = Study(**runner.given(options, Study))
@@ -375,7 +351,17 @@ def _run(options: argparse.Namespace) -> dict[str, str]:
 
 
 def main() -> None:
-    runner.main(_parser(), _run, lambda options: tables(options.output_dir, options.reference), unit="points")
+    parser = runner.parser(__doc__, REFERENCE, Study)
+    add = parser.add_argument
+    add("--data", action="append", help="[NAME=]TASK:DATA, may be repeated; see benchmarks/study/conditions.py")
+    add("--rates", type=Path, help="frozen.json of another study: its rates, in place of a tuning")
+    add("--orders", type=listed(), default=ORDERS, help="position of the question (qa)")
+    add("--preset", choices=tuple(PRESETS), help="default: depends on the model")
+    for name, (kind, _) in BUDGET.items():
+        add(f"--{name.replace('_', '-')}", type=kind)
+    add("--max-train", type=int, help="at most so many training examples")
+    add("--max-eval", type=int, help="at most so many dev and so many test examples")
+    runner.main(parser, _run, lambda options: tables(options.output_dir, options.reference), unit="points")
 
 
 if __name__ == "__main__":

@@ -212,11 +212,7 @@ class FutureAttention(Attention):
 
 
 class FutureGPT(GPT):
-    """`labkit.gpt.GPT` with Future Attention in some or all of its layers. It is causal, and takes no other mask.
-
-    Raises:
-        ModelError: a `Future` that does not fit the config.
-    """
+    """`labkit.gpt.GPT` with Future Attention in some or all of its layers. It is causal, and takes no other mask."""
 
     def __init__(self, config: GPTConfig, future: Future | None = None):
         future = future or Future()
@@ -257,11 +253,7 @@ class FutureGPT(GPT):
 
     @classmethod
     def from_gpt(cls, model: nn.Module, future: Future | None = None) -> FutureGPT:
-        """Begin with the weights of a `labkit.gpt.GPT` or of transformers' GPT-2; only the columns are new.
-
-        Raises:
-            ModelError: a `Future` that does not fit, or a model that is not a GPT-2.
-        """
+        """Begin with the weights of a `labkit.gpt.GPT` or of transformers' GPT-2; only the columns are new."""
         plain = model if isinstance(model, GPT) else GPT.from_transformers(model)
         made = cls(plain.config, future)
         made.load_state_dict(plain.state_dict(), strict=False)  # all but the columns

@@ -35,11 +35,7 @@ WHOLE, NUMBER = r"([1-9]\d*)", r"(\d+(?:\.\d+)?(?:e-?\d+)?)"
 
 
 def arm(name: str, weight: float = 1.0, layers: tuple[int, ...] | None = None) -> Arm:
-    """The arm called `name`; `weight` and `layers` are those of an auxiliary loss whose name sets no weight.
-
-    Raises:
-        ModelError: there is no such arm.
-    """
+    """The arm called `name`; `weight` and `layers` are those of an auxiliary loss whose name sets no weight."""
     if name in ("baseline", "smaller", "memory"):
         return Arm(name, name)
     if match := re.fullmatch(r"dropout:(0?\.\d*[1-9])", name):
@@ -66,11 +62,7 @@ class Arm:
     value: float | int | None = None
 
     def build(self, config: GPTConfig, seed: int) -> GPT:
-        """The untrained model. All arms of a seed start with the weights of `smaller`, as far as they have them.
-
-        Raises:
-            ModelError: more columns, or more tokens ahead, than the context has.
-        """
+        """The untrained model. All arms of a seed start with the weights of `smaller`, as far as they have them."""
         if self.kind == "multi-token" and self.value >= config.context:
             raise ModelError(f"{self.name}: the context has only {config.context} tokens")
         with torch.random.fork_rng():

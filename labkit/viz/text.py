@@ -77,9 +77,6 @@ def entities_figure(text: str, gold: Sequence | None, predicted: Sequence) -> Te
     Each entity has a sign and a colour for its outcome: right, wrong label, wrong boundary, both, missed, or spurious.
     A legend gives their counts. A gold entity is paired with one predicted entity at most. `gold` is None where no one
     has labelled the text: then the predicted entities have one colour and no outcome.
-
-    Raises:
-        MaskError: an empty span, or one outside the text.
     """
     predicted = [(*_span(entity, text), str(entity[2])) for entity in predicted]
     if gold is None:
