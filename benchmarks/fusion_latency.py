@@ -53,7 +53,6 @@ from labkit.fusion.layout import prompts  # noqa: E402
 from labkit.fusion.methods import METHODS  # noqa: E402
 
 ARMS = ("fast", "logit-average", "apart", "dense", "flex", "cacheless")
-PADDED = ("fast", "logit-average", "dense", "cacheless")  # on a CPU `mixed` has these only
 GROWTH = ("fast", "concat")
 PREFIX, CUE = 96, 3  # tokens: five examples, "Answer:"
 LONG = 128
@@ -142,21 +141,18 @@ def lengths_of(setting: str, count: int) -> list[int]:
 def planned(options: argparse.Namespace, positions: int | None) -> tuple[Plan, list[str]]:
     """What is run, and what is left out because it is slow on a CPU or beyond the model's positions."""
     plan: Plan = {}
-    cpu = options.device == "cpu"
-    unpadded = [arm for arm in options.arms if cpu and arm not in PADDED]
-    left_out = [f"mixed: {arm}" for arm in unpadded]
+    left_out = []
     for setting, count in itertools.product(("equal", "mixed"), options.counts):
         if (setting, count) == ("mixed", 1):
             continue
-        slow = {"flex": 5 if options.quick else 20, "apart": 400 // count, "cacheless": 400 // count} if cpu else {}
-        arms = plan[setting, count] = {}
-        for arm in options.arms:
-            if setting == "mixed" and arm in unpadded:
-                continue
-            arms[arm] = [n for n in options.new_tokens if n <= slow.get(arm, n)]
-            beyond = [str(n) for n in options.new_tokens if n not in arms[arm]]
-            left_out += [f"{setting}, N = {count}: {arm}, {' and '.join(beyond)} tokens"] if beyond else []
+        most = {}  # tokens that an arm writes
+        if options.device == "cpu":
+            most = {"flex": 20, "apart": 400 // count, "cacheless": 400 // count}
+            most |= {"flex": 0, "apart": 0} if setting == "mixed" else {}
+        arms = {arm: [n for n in options.new_tokens if n <= most.get(arm, n)] for arm in options.arms}
         plan[setting, count] = {arm: lengths for arm, lengths in arms.items() if lengths}
+        short = [arm for arm, lengths in arms.items() if lengths != options.new_tokens]
+        left_out += [f"{setting}, N = {count}: {arm}, more than {most[arm]} tokens" for arm in short]
     for count in options.counts:
         if positions is not None and PREFIX + LONG * count + CUE > positions:
             left_out.append(f"long, N = {count}: beyond the model's {positions:,} positions")

@@ -127,7 +127,8 @@ def run_study(
     if not data:
         raise DataError("there is no data to compare the arms on")
     stored = str(load(study.model, attn=study.attn, device="cpu").model.dtype).removeprefix("torch.")
-    texts = [paragraph for file in study.adaptation_texts for paragraph in _paragraphs(Path(file))]
+    lines = [line for file in study.adaptation_texts for line in read_text(file).split("\n")]
+    texts = [line.strip() for line in lines if line.strip() and not line.startswith(" = ")]  # no headings of WikiText
     settings = asdict(study) | {"conditions": {condition.name: condition.facts for condition in data}}
     if texts:  # study.json names the files, and recognises their content
         settings["adaptation_texts"] = [Path(file).name for file in study.adaptation_texts] + [digest(texts)]
@@ -286,11 +287,6 @@ def _adapted(study: Study, path: Path, texts: Sequence[str], run: Run) -> Path:
             log=lambda text: None,
         )
     return path / folder / "model"
-
-
-def _paragraphs(file: Path) -> list[str]:
-    """The lines of a text file that are not blank and not headings of WikiText. DataError if it cannot be read."""
-    return [line.strip() for line in read_text(file).split("\n") if line.strip() and not line.startswith(" = ")]
 
 
 def _task(study: Study, condition: Condition) -> Task:
