@@ -4,9 +4,16 @@
     python benchmarks/adaptation.py --model gemma3-270m --steps 100 --lora --objectives mntp
     python benchmarks/adaptation.py --quick          (a tiny model, seconds, nothing is written)
 
-Arms, each with the same text, steps, rate and seeds: `mlm` and `mntp` after unmasking; `next`, the control: the causal
-model trained on the same text with next-token, read from the left context alone. What `next` gains comes from the text,
-so the effect of seeing both sides is the difference to it. Every arm and seed is asked for the same hidden tokens.
+Arms, each with the same texts of Field Notes (train to train, dev to measure; rows of at most max_length tokens),
+steps, rate and seeds: `mlm` and `mntp` after unmasking; `next`, the control: the causal model trained on the same text
+with next-token, read from the left context alone. What `next` gains comes from the text, so the effect of seeing both
+sides is the difference to it.
+
+curve: by steps, on the same hidden tokens for every arm and seed (positions of them, each hidden alone): nats (mean;
+its exponential is the pseudo-perplexity), accuracy and top_5 of the right token. states: before = causal, left context
+only; unmasked = bidirectional, not trained; after = trained. seconds and tokens_per_second: of training alone.
+difference: accuracy of an arm minus that of `next` at the end, per seed, over the same hidden tokens; interval: 95 %
+paired bootstrap over the hidden tokens, seeds pooled.
 """
 
 from __future__ import annotations
@@ -32,14 +39,6 @@ from labkit.training import draw, preset, settled, train  # noqa: E402
 
 MAX_LENGTH, LEARNING_RATE = 128, 5e-4
 DRAWS = 2000
-NOTES = (
-    "Field Notes (train to train, dev to measure); rows of at most max_length tokens. "
-    "curve: by steps, on the same hidden tokens for every arm and seed (positions of them, each hidden alone): "
-    "nats (mean; its exponential is the pseudo-perplexity), accuracy and top_5 of the right token. states: "
-    "before = causal, left context only; unmasked = bidirectional, not trained; after = trained. seconds and "
-    "tokens_per_second: of training alone. difference: accuracy of an arm minus that of `next` at the end, per "
-    "seed, over the same hidden tokens; interval: 95 % paired bootstrap over the hidden tokens, seeds pooled."
-)
 
 
 def one_run(model: str, objective: str, options: argparse.Namespace, seed: int, texts: tuple) -> dict:
@@ -138,7 +137,7 @@ def main() -> None:
             "arms": runs,
             "difference": gaps,
         }
-        print(machine.write(options.name, results, NOTES))
+        print(machine.write(options.name, results, __doc__))
 
 
 if __name__ == "__main__":

@@ -7,13 +7,19 @@ Three arms run the same weights: `causal`, the model as it was; `converted`, aft
 the common way to the same end, an explicit float mask (batch, 1, S, S) handed to every layer: 0 everywhere, the most
 negative number at padded keys, built once per call (that is part of its time). The recipe lets local layers attend past
 their window, so beyond it the two compute different things.
+
+Measured is the layer stack without the vocabulary head, on a batch of 2, the second row one quarter padding where
+padded. seconds: one forward pass (step=forward, no gradients), or forward, backward and an SGD update of all but the
+embedding (step=train), after one warm-up, the arms in turn within each round. ratios: of the times of one round, below
+1 = the converted model was faster. peak_mb: the highest memory (1 MB = 1e6 bytes) above that after loading and a call
+of 8 tokens: resident memory, sampled, in a process of its own for each arm, step and kind of padding, from the shortest
+length to the longest (on a GPU: torch's own count).
 """
 
 from __future__ import annotations
 
 import argparse
 import copy
-import json
 import sys
 from itertools import product
 from pathlib import Path
@@ -30,14 +36,6 @@ LENGTHS = {"forward": (128, 512, 1024), "train": (128, 512)}
 QUICK = {"forward": (32, 96), "train": (32,)}
 ROUNDS = 5
 PADDED_SHARE = 0.75  # of the second row of a padded batch is real
-NOTES = (
-    "Layer stack without the vocabulary head, batch of 2, the second row one quarter padding where padded. seconds: "
-    "one forward pass (step=forward, no gradients), or forward, backward and an SGD update of all but the embedding "
-    "(step=train), after one warm-up, the arms in turn within each round. ratios: of the times of one round, below 1 = "
-    "the converted model was faster. peak_mb: the highest memory (1 MB = 1e6 bytes) above that after loading and a "
-    "call of 8 tokens: resident memory, sampled, in a process of its own for each arm, step and kind of padding, from "
-    "the shortest length to the longest (on a GPU: torch's own count)."
-)
 
 
 class Bench:
@@ -114,27 +112,19 @@ class Bench:
         return {"seconds": {arm: machine.spread(values, 5) for arm, values in seconds.items()}, "ratios": pairs}
 
 
-def memory_of_one(options: argparse.Namespace) -> list[float]:
-    """The peak memory of one arm and step in this process, padded or not, at every length."""
-    arm, step, padding = options.memory_of.split(",")
-    bench, padded, lengths = Bench(options.model, options.device, [arm]), padding == "padded", lengths_of(options)
+def memory_of(options: argparse.Namespace, arm: str, step: str, padded: bool, lengths: tuple[int, ...]) -> list[float]:
+    """The peak memory of one arm and step in this process at every length."""
+    bench = Bench(options.model, options.device, [arm])
     call = getattr(bench, step)
     call(arm, *bench.batch(8, padded))  # what is made lazily, once, is not counted
     memory = machine.Memory(bench.device)
-    return [memory.of(call, arm, *bench.batch(length, padded)) for length in lengths[step]]
-
-
-def lengths_of(options: argparse.Namespace) -> dict[str, tuple[int, ...]]:
-    return QUICK if options.quick else LENGTHS
+    return [memory.of(call, arm, *bench.batch(length, padded)) for length in lengths]
 
 
 def measure(options: argparse.Namespace) -> list[dict]:
-    common = [__file__, "--model", options.model, "--device", options.device, "--threads", str(options.threads)]
-    common += ["--quick"] * options.quick
     bench, rows = None, []
-    for (step, lengths), padded in product(lengths_of(options).items(), (False, True)):
-        case = f"{step},{'padded' if padded else 'unpadded'}"
-        memory = {arm: machine.in_a_process([*common, "--memory-of", f"{arm},{case}"]) for arm in ARMS}
+    for (step, lengths), padded in product((QUICK if options.quick else LENGTHS).items(), (False, True)):
+        memory = {arm: machine.apart(options, memory_of, options, arm, step, padded, lengths) for arm in ARMS}
         if bench is None:
             bench = Bench(options.model, options.device)
             bench.check(lengths[0])
@@ -156,19 +146,15 @@ def sentence(row: dict) -> str:
 def main() -> None:
     parser = machine.parser(__doc__)
     parser.add_argument("--model", default="gemma3-270m")
-    parser.add_argument("--memory-of", help=argparse.SUPPRESS)  # ARM,STEP,PADDING, measured in this process
     options = parser.parse_args()
     if options.quick:
         options.model = "tiny-gemma3"
     machine.use(options)
-    if options.memory_of:
-        print(json.dumps(memory_of_one(options)))
-        return
     rows = measure(options)
     if not options.quick:
         settings = {"model": options.model, "dtype": "as stored", "device": options.device, "batch": 2}
         name = "attention" if options.device == "cpu" else "attention_gpu"
-        print(machine.write(name, settings | {"cases": rows}, NOTES))
+        print(machine.write(name, settings | {"cases": rows}, __doc__))
 
 
 if __name__ == "__main__":

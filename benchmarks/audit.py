@@ -1,7 +1,13 @@
 """What it costs to measure a mask: the quick and the full audit, and the proof inside a conversion.
 
-python benchmarks/audit.py [--model gemma3-270m] [--threads N]
-python benchmarks/audit.py --quick              (a tiny model, seconds, nothing is written)
+    python benchmarks/audit.py [--model gemma3-270m] [--threads N]
+    python benchmarks/audit.py --quick              (a tiny model, seconds, nothing is written)
+
+Seconds, after one warm-up, all kinds of run in turn within each round. to_bidirectional and to_causal include their
+proof. forward_64: one forward pass of one text of 64 tokens, vocabulary head included, no gradients; forward_64_stack:
+the same without the head, as the proof runs. conversion_per_forward and conversion_per_forward_stack: to_bidirectional
+as a multiple of them, round by round (target: at most 1). The audits measure the converted model; their verdict and
+problems stand beside the times.
 """
 
 from __future__ import annotations
@@ -18,13 +24,6 @@ from benchmarks import machine  # noqa: E402
 
 PROBE_TOKENS = 64  # the conversion is meant to cost less than one forward pass of so many tokens
 ROUNDS = 5
-NOTES = (
-    "seconds, after one warm-up, all kinds of run in turn within each round. to_bidirectional and to_causal include "
-    "their proof. forward_64: one forward pass of one text of 64 tokens, vocabulary head included, no gradients; "
-    "forward_64_stack: the same without the head, as the proof runs. conversion_per_forward and "
-    "conversion_per_forward_stack: to_bidirectional as a multiple of them, round by round (target: at most 1). The "
-    "audits measure the converted model; their verdict and problems stand beside the times."
-)
 
 
 def measure(name: str, dtype: str, device: str) -> dict:
@@ -74,7 +73,7 @@ def main() -> None:
         spread = f"{ratio['median']:.2f} ({ratio['min']:.2f} to {ratio['max']:.2f})"
         print(f"  conversion / forward of {PROBE_TOKENS} tokens: {spread}")
     if not options.quick:
-        print(machine.write("audit", rows, NOTES))
+        print(machine.write("audit", rows, __doc__))
 
 
 if __name__ == "__main__":

@@ -6,22 +6,25 @@
 
 A step: forward pass under autocast, cross-entropy of one of 9 labels per token, backward pass, fused AdamW, on random
 tokens without padding. Full training keeps its weights in float32; LoRA keeps the frozen backbone in the row's dtype.
+Models are names that `labkit.load` takes, or a published shape with random weights: the cost of a step does not depend
+on the values of the weights.
 
-Each row is measured in a process of its own, so its peak memory is its own. A row that does not fit, or whose attention
-backend cannot run the model, is stored with the reason, and the next row is measured. The file is written after each
-row. Models are names that `labkit.load` takes, or a published shape with random weights: the cost of a step does not
-depend on the values of the weights.
+Each row is measured in a process of its own; if it does not fit, or its attention backend cannot run the model, it is
+stored with the reason. seconds_per_step: spread of the timed steps after warm-up; tokens_per_second is that of the
+median. peak_memory_bytes: of the GPU, or resident, of the process of this row. flops_per_token: of the matrix products
+of forward and backward pass, counted by torch.utils.flop_counter with eager attention, which computes every pair of
+tokens. mfu: their rate over matmul_flops_per_second, the best rate of a large square matrix product in the same dtype,
+process and threads. The file is written after each row.
 """
 
 from __future__ import annotations
 
-import argparse
 import copy
-import json
 import math
 import sys
 import time
 from collections.abc import Callable
+from concurrent.futures.process import BrokenProcessPool
 from itertools import product
 from pathlib import Path
 from textwrap import shorten
@@ -52,13 +55,6 @@ SHAPES: dict[str, tuple[str, dict[str, int]]] = {  # table 1 of the report on Ge
     "gemma-2-2b": ("Gemma2Config", {}),  # the defaults of transformers
     "gemma-2-9b": ("Gemma2Config", GEMMA_2_9B | {"num_key_value_heads": 8}),
 }
-NOTES = (
-    "seconds_per_step: spread of the timed steps after warm-up; tokens_per_second is that of the median. "
-    "peak_memory_bytes: of the GPU, or resident, of a process that measures this row only. flops_per_token: of the "
-    "matrix products of forward and backward pass, counted by torch.utils.flop_counter with eager attention, which "
-    "computes every pair of tokens. mfu: their rate over matmul_flops_per_second, the best rate of a large square "
-    "matrix product in the same dtype, process and threads."
-)
 
 
 def measure(row: dict[str, Any], seconds: float = 5.0) -> dict[str, Any]:
@@ -175,14 +171,6 @@ def matmul_rate(dtype: str, device: str, seconds: float = 1.0) -> float:
     return 2 * side**3 / min(timed(lambda: a @ b, seconds))
 
 
-def in_its_own_process(row: dict[str, Any], seconds: float) -> dict[str, Any]:
-    """`measure(row)` in a new process; if that process dies, the reason."""
-    try:
-        return row | machine.in_a_process([__file__, "--row", json.dumps(row), "--seconds", str(seconds)])
-    except machine.ProcessError as error:
-        return row | {"reason": str(error)}
-
-
 def in_words(row: dict[str, Any]) -> str:
     """One row in a line."""
     facts = [row["model"], f"{row['batch_size']} x {row['length']}", row["dtype"], row["attn"] or "default attention"]
@@ -198,7 +186,8 @@ def in_words(row: dict[str, Any]) -> str:
 
 def main() -> int:
     cuda, several, numbers = torch.cuda.is_available(), listed(), listed(int)
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = machine.parser(__doc__)
+    parser.set_defaults(device="cuda" if cuda else "cpu")
     on_gpu = ["random:gemma-2-2b", "random:gemma-2-9b"]
     parser.add_argument("--models", type=several, default=on_gpu if cuda else ["gpt2-mini"], help="separated by commas")
     parser.add_argument("--batch-sizes", type=numbers, default=[4, 8] if cuda else [1, 4], help="rows per step")
@@ -210,14 +199,8 @@ def main() -> int:
     parser.add_argument("--seconds", type=float, default=10.0, help="time for the steps of a row (default 10)")
     within = "seconds: begin no row that would end later (default: no limit)"
     parser.add_argument("--within", type=float, default=math.inf, help=within)
-    parser.add_argument("--device", choices=["cpu", "cuda"], default="cuda" if cuda else "cpu")
-    parser.add_argument("--output", type=Path, help="default: benchmarks/results/cost_cpu.json or cost_gpu.json")
-    parser.add_argument("--quick", action="store_true", help="tiny models, seconds; writes nothing")
-    parser.add_argument("--row", type=json.loads, help=argparse.SUPPRESS)
     options = parser.parse_args()
-    if options.row:
-        print(json.dumps(measure(options.row, options.seconds)))
-        return 0
+    machine.use(options)
     if options.quick:
         options.models, options.batch_sizes, options.lengths, options.seconds = ["tiny-gpt2"], [2], [16], 0.1
     began, longest = time.perf_counter(), 0.0
@@ -231,12 +214,15 @@ def main() -> int:
         if start - began + longest > options.within:
             print("left out:", ", ".join(map(str, row.values())), flush=True)
             continue
-        rows.append(in_its_own_process(row, options.seconds))
+        try:
+            rows.append(row | machine.apart(options, measure, row, options.seconds))
+        except BrokenProcessPool:
+            rows.append(row | {"reason": "its process was killed, probably because memory ran out"})
         longest = max(longest, time.perf_counter() - start)
         print(in_words(rows[-1]), flush=True)
-        if not options.quick:
+        if options.output or not options.quick:
             name = f"cost_{'cpu' if options.device == 'cpu' else 'gpu'}"
-            machine.write(name, rows, NOTES, key="rows", target=options.output)
+            machine.write(name, rows, __doc__, key="rows", target=options.output)
     return 0 if any(row["reason"] is None for row in rows) else 1
 
 

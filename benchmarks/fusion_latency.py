@@ -3,21 +3,30 @@
     python benchmarks/fusion_latency.py --model smollm2-135m --threads 1     (about 25 minutes on a quiet core)
     python benchmarks/fusion_latency.py --quick          (a tiny model, seconds, nothing is written)
 
-Arms, all on the same token ids, greedy, with no end token, so that each writes as much as it is asked to:
-`fast`, `flex` and `dense` fuse with the engines of those names (`labkit.fusion`); `cacheless` fuses as the public
-experiment does, without a cache; `logit-average` is the batch of N rows whose logits the fast engine averages; `apart`
-is the same average from plain transformers: what N calls of generate() do, each with a cache of its own, one after the
-other, and the average of their logits for each token.
+One question at a time: a prefix of 96 tokens, N segments, a cue of 3, random token ids, the same for all arms; greedy,
+with no end token, so that each arm writes as much as it is asked to. `fast`, `flex` and `dense` fuse with the engines
+of those names (`labkit.fusion`; on a CPU flex is FlexAttention uncompiled, which does not measure the compiled kernel);
+`cacheless` fuses as the public experiment does, without a cache; `logit-average` is the batch of N rows whose logits
+the fast engine averages; `apart` is the same average from plain transformers: N sequences, each with a cache of its
+own, one after the other. engines: what the runs say that they used.
 
-Settings: `equal`, segments of 24 tokens; `mixed`, of 8 to 40, as many tokens in all; `long`, segments of 128, prefill
-only, with `fast` and, as the control that must be found quadratic, `concat`: the same tokens as one long text.
+Settings: `equal`, segments of 24 tokens; `mixed` (from N = 2), evenly spread from 8 to 40, as many tokens in all;
+`long`, segments of 128, prefill only, with `fast` and, as the control that must be found quadratic, `concat`: the same
+tokens as one long text. left_out: what was not run because it is slow, or beyond the model's positions.
+
+seconds[arm][n]: from the start to the n-th new token of one answer (1: the prefill), one value per round. In every
+round all cases come, in random order, and in each its arms, in random order; a short round before warms up. ratios: of
+two arms within one round, above 1 = the first took longer; low and high: 95 % bootstrap interval of the median over
+rounds, which is nearly the range where there are five, and missing where there are fewer. growth: seconds of the
+prefill in the setting long, medians fitted by a + b N + c N^2 with relative errors; curved: the share of c N^2 in the
+fitted seconds at the largest N, low and high as before. peak_mb: highest memory above that after loading, setting
+equal, each arm and N in a process of its own; resident memory on a CPU, which is coarse.
 """
 
 from __future__ import annotations
 
 import argparse
 import itertools
-import json
 import random
 import sys
 import time
@@ -44,28 +53,12 @@ from labkit.fusion.layout import prompts  # noqa: E402
 from labkit.fusion.methods import METHODS  # noqa: E402
 
 ARMS = ("fast", "logit-average", "apart", "dense", "flex", "cacheless")
-PADDED = ("fast", "logit-average", "dense", "cacheless")  # on a CPU `mixed` has these only
 GROWTH = ("fast", "concat")
 PREFIX, CUE = 96, 3  # tokens: five examples, "Answer:"
 LONG = 128
 
 Case = tuple[str, int]  # a setting, and how many paraphrases
 Plan = dict[Case, dict[str, list[int]]]  # for each arm of a case the lengths of the answers
-
-NOTES = (
-    "One question at a time: a prefix of 96 tokens, N segments, a cue of 3, random token ids. Settings: equal, "
-    "segments of 24 tokens; mixed (from N = 2), evenly spread from 8 to 40, as many tokens in all; long, of 128. "
-    "seconds[arm][n]: from the start to the n-th new token of one answer (1: the prefill), one value per round. In "
-    "every round all cases come, in random order, and in each its arms, in random order; a short round before warms "
-    "up. ratios: of two arms within one round, above 1 = the first took longer; low and high: 95 % bootstrap interval "
-    "of the median over rounds, which is nearly the range where there are five, and missing where there are fewer. "
-    "growth: seconds of the prefill in the setting long, medians fitted by a + b N + c N^2 with relative errors; "
-    "curved: the share of c N^2 in the fitted seconds at the largest N, low and high as before; concat is the control "
-    "that must be found quadratic. engines: what the runs say that they used. On a CPU flex is FlexAttention "
-    "uncompiled, which does not measure the speed of the compiled kernel. left_out: what was not run because it is "
-    "slow, or beyond the model's positions. peak_mb: highest memory above that after loading, setting equal, each arm "
-    "and N in a process of its own; resident memory on a CPU, which is coarse."
-)
 
 
 class Bench:
@@ -148,21 +141,18 @@ def lengths_of(setting: str, count: int) -> list[int]:
 def planned(options: argparse.Namespace, positions: int | None) -> tuple[Plan, list[str]]:
     """What is run, and what is left out because it is slow on a CPU or beyond the model's positions."""
     plan: Plan = {}
-    cpu = options.device == "cpu"
-    unpadded = [arm for arm in options.arms if cpu and arm not in PADDED]
-    left_out = [f"mixed: {arm}" for arm in unpadded]
+    left_out = []
     for setting, count in itertools.product(("equal", "mixed"), options.counts):
         if (setting, count) == ("mixed", 1):
             continue
-        slow = {"flex": 5 if options.quick else 20, "apart": 400 // count, "cacheless": 400 // count} if cpu else {}
-        arms = plan[setting, count] = {}
-        for arm in options.arms:
-            if setting == "mixed" and arm in unpadded:
-                continue
-            arms[arm] = [n for n in options.new_tokens if n <= slow.get(arm, n)]
-            beyond = [str(n) for n in options.new_tokens if n not in arms[arm]]
-            left_out += [f"{setting}, N = {count}: {arm}, {' and '.join(beyond)} tokens"] if beyond else []
+        most = {}  # tokens that an arm writes
+        if options.device == "cpu":
+            most = {"flex": 20, "apart": 400 // count, "cacheless": 400 // count}
+            most |= {"flex": 0, "apart": 0} if setting == "mixed" else {}
+        arms = {arm: [n for n in options.new_tokens if n <= most.get(arm, n)] for arm in options.arms}
         plan[setting, count] = {arm: lengths for arm, lengths in arms.items() if lengths}
+        short = [arm for arm, lengths in arms.items() if lengths != options.new_tokens]
+        left_out += [f"{setting}, N = {count}: {arm}, more than {most[arm]} tokens" for arm in short]
     for count in options.counts:
         if positions is not None and PREFIX + LONG * count + CUE > positions:
             left_out.append(f"long, N = {count}: beyond the model's {positions:,} positions")
@@ -251,18 +241,22 @@ def growth(counts: Sequence[int], seconds: np.ndarray) -> dict:
 def memory_of_all(options: argparse.Namespace) -> list[dict]:
     """Each arm and N in a process of its own, setting equal, the longest answer that is also timed."""
     plan, _ = planned(options, None)
-    rows = []
-    for count in options.counts:
-        row: dict = {"paraphrases": count, "peak_mb": {}}
-        for arm, lengths in plan["equal", count].items():
-            command = [
-                __file__, "--model", options.model, "--device", options.device, "--memory-of", arm,
-                "--counts", str(count), "--new-tokens", str(max(lengths)), "--threads", str(options.threads),
-                "--seed", str(options.seed), *(["--dtype", options.dtype] if options.dtype else []),
-            ]  # fmt: skip
-            row["peak_mb"][arm] = machine.in_a_process(command)
-        rows.append(row)
-    return rows
+    return [
+        {
+            "paraphrases": count,
+            "peak_mb": {
+                arm: machine.apart(options, memory_of, options, arm, count, max(lengths))
+                for arm, lengths in plan["equal", count].items()
+            },
+        }
+        for count in options.counts
+    ]
+
+
+def memory_of(options: argparse.Namespace, arm: str, count: int, new_tokens: int) -> float:
+    bench = Bench(options)
+    bench.run(arm, ("equal", 1), 2)  # what is made lazily, once, is not counted
+    return machine.Memory(options.device).of(bench.run, arm, ("equal", count), new_tokens)
 
 
 def summary(results: dict) -> Iterator[str]:
@@ -290,7 +284,6 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--rounds", type=int, default=5, help="timed rounds (default 5)")
     parser.add_argument("--memory", action="store_true", help="also the memory of each arm, in processes of their own")
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--memory-of", choices=ARMS, help=argparse.SUPPRESS)  # one arm, measured in this process
     options = parser.parse_args(arguments)
     if options.quick:
         options.model, options.counts, options.new_tokens, options.rounds = "tiny-gemma3", [1, 2, 3, 5], [1, 5, 20], 2
@@ -299,13 +292,6 @@ def main(arguments: Sequence[str] | None = None) -> None:
         parser.error("--counts, --new-tokens, --rounds and --threads must be at least 1")
     machine.use(options)
     warnings.filterwarnings("ignore", message="flex_attention called without")  # the summary says so
-    if options.memory_of:
-        bench = Bench(options)
-        bench.run(options.memory_of, ("equal", 1), 2)  # what is made lazily, once, is not counted
-        memory = machine.Memory(options.device)
-        case = ("equal", options.counts[0])
-        print(json.dumps(memory.of(bench.run, options.memory_of, case, options.new_tokens[0])))
-        return
     memory = {"memory": memory_of_all(options)} if options.memory else {}
     results = measure(options) | memory
     for line in summary(results):
@@ -317,7 +303,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     settings = {name: getattr(options, name) for name in kept} | {"dtype": results.pop("model_dtype")}
     parts = (options.model.rpartition("/")[2], options.dtype, None if options.device == "cpu" else "gpu")
     name = "_".join(["fusion_latency", *(part.replace("-", "_") for part in parts if part)])
-    print(machine.write(name, settings | results, NOTES, target=options.output))
+    print(machine.write(name, settings | results, __doc__, target=options.output))
 
 
 if __name__ == "__main__":

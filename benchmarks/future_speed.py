@@ -3,13 +3,15 @@
     python benchmarks/future_speed.py --threads 1 [--device cuda --dtype bfloat16]
     python benchmarks/future_speed.py --quick                       (a tiny model, seconds, nothing is written)
 
-A step is forward, losses, backward and an AdamW update. All arms take turns within every round, so a slow moment of the
-machine hits all of them; the ratios are of times within one round. Memory is that of a process of its own.
+seconds: of a training step (forward, losses, backward, AdamW) after warm-up; all arms take turns within every round, so
+a slow moment of the machine hits all of them. ratio: over the plain GPT's of the same round (torch's fused attention),
+median with the bootstrap interval of the median, below 1.5 is the aim. peak_mb: how far the resident memory of a
+process that only trains this arm rises above what it held before the first step (on a GPU: torch's highest count);
+memory_ratio: of the medians, below 2 is the aim.
 """
 
 from __future__ import annotations
 
-import argparse
 import json
 import sys
 from pathlib import Path
@@ -24,12 +26,6 @@ SHAPE = {"vocab_size": 4096, "context": 256, "width": 256, "layers": 6, "heads":
 DIM, ROWS, ROUNDS = 50, 8, 10  # future_dim, rows per step
 QUICK = {"vocab_size": 64, "context": 32, "width": 32, "layers": 1, "heads": 2}
 ARMS = ("smaller", "future:none:{dim}", "future:cosine:{dim}", "future:kl:{dim}", "tokens:cosine:{dim}", "memory:{dim}")
-NOTES = (
-    "seconds: of a training step (forward, losses, backward, AdamW) after warm-up; ratio: over the plain GPT's of the "
-    "same round (torch's fused attention), median with the bootstrap interval of the median, below 1.5 is the aim. "
-    "peak_mb: how far the resident memory of a process that only trains this arm rises above what it held before the "
-    "first step (on a GPU: torch's highest count); memory_ratio: of the medians, below 2 is the aim."
-)
 
 
 def trainer(name: str, shape: dict, rows: int, dtype: str, device: str) -> machine.Trainer:
@@ -57,23 +53,19 @@ def compare(names: list[str], shape: dict, rows: int, dtype: str, device: str, r
 def main() -> None:
     parser = machine.parser(__doc__)
     parser.add_argument("--dtype", default="float32", choices=["float32", "bfloat16"])
-    parser.add_argument("--arm", help=argparse.SUPPRESS)  # its memory, measured in this process
     options = parser.parse_args()
     machine.use(options)
-    if options.arm:
-        print(json.dumps(trainer(options.arm, SHAPE, ROWS, options.dtype, options.device).peak_mb()))
-        return
     names = [name.format(dim=8 if options.quick else DIM) for name in ARMS]
     if options.quick:
         results = compare(names, QUICK, 2, "float32", "cpu", 5)
         if options.output:
-            machine.write("future_speed_quick", {"setting": QUICK, "arms": results}, NOTES, target=options.output)
+            machine.write("future_speed_quick", {"setting": QUICK, "arms": results}, __doc__, target=options.output)
         print(json.dumps(results, indent=1))
         return
-    results = compare(names, SHAPE, ROWS, options.dtype, options.device, ROUNDS)
-    common = [__file__, "--dtype", options.dtype, "--device", options.device, "--threads", str(options.threads)]
+    training = (SHAPE, ROWS, options.dtype, options.device)
+    results = compare(names, *training, ROUNDS)
     for name, result in results.items():
-        result["peak_mb"] = machine.peak_mb([*common, "--arm", name])
+        result["peak_mb"] = machine.peak_mb(options, trainer, name, *training)
         result["memory_ratio"] = round(result["peak_mb"]["median"] / results[names[0]]["peak_mb"]["median"], 3)
         ratio = result["ratio"]
         print(
@@ -83,7 +75,7 @@ def main() -> None:
         )
     suffix = "_gpu" if options.device.startswith("cuda") else ""
     setting = {"shape": SHAPE, "dim": DIM, "rows": ROWS, "dtype": options.dtype}
-    machine.write(f"future_speed{suffix}", {"setting": setting, "arms": results}, NOTES, target=options.output)
+    machine.write(f"future_speed{suffix}", {"setting": setting, "arms": results}, __doc__, target=options.output)
 
 
 if __name__ == "__main__":

@@ -3,14 +3,18 @@
     python benchmarks/gpt_training.py --nanogpt path/to/nanoGPT/model.py [--dtype float32 bfloat16] [--device cuda]
     python benchmarks/gpt_training.py --nanogpt path/to/model.py --quick          (seconds, nothing is written)
 
-nanoGPT is not part of this project: fetch it yourself (github.com/karpathy/nanoGPT) and give the path. A step is
-forward, loss, backward and a fused AdamW update. The two take turns within every round, so a slow moment of the machine
-hits both.
+nanoGPT is not part of this project: fetch it yourself (github.com/karpathy/nanoGPT) and give the path.
+
+tokens_per_second: of one training step (forward, loss over the whole vocabulary, backward, fused AdamW), after warm-up
+steps, both models in turn within each round, so a slow moment of the machine hits both; ratio: labkit's over nanoGPT's
+of the same round, above 1 = labkit is faster. Both compute the exact GELU, as nanoGPT does; ratio_gelu_new: the same
+with GPT-2's tanh form in labkit, which torch computes more slowly in bfloat16 on a CPU. loss_gap: of the two losses on
+the first batch, from the same weights. peak_mb: how far the resident memory of a process that only trains one of the
+two rises above what it held before the first step (on a GPU: torch's highest count), three processes each.
 """
 
 from __future__ import annotations
 
-import argparse
 import contextlib
 import importlib.util
 import io
@@ -35,15 +39,6 @@ SHAPES = {  # vocabulary, context, width, layers, heads, rows per step
 }
 QUICK = (65, 32, 64, 1, 1, 2)
 ROUNDS = 15
-NOTES = (
-    "tokens_per_second: of one training step (forward, loss over the whole vocabulary, backward, fused AdamW), "
-    "after warm-up steps, both models in turn within each round; ratio: labkit's over nanoGPT's of the same "
-    "round, above 1 = labkit is faster. Both compute the exact GELU, as nanoGPT does; ratio_gelu_new: the same with "
-    "GPT-2's tanh form in labkit, which torch computes more slowly in bfloat16 on a CPU. loss_gap: of the two losses "
-    "on the first batch, from the same weights. peak_mb: how far the resident memory "
-    "of a process that only trains one of the two rises above what it held before the first step (on a GPU: torch's "
-    "highest count), three processes each."
-)
 
 
 def nanogpt_model(path: str, shape: tuple):
@@ -97,33 +92,25 @@ def main() -> None:
     parser.add_argument("--nanogpt", help="path of nanoGPT's model.py")
     parser.add_argument("--shapes", nargs="+", default=list(SHAPES), choices=SHAPES)
     parser.add_argument("--dtype", nargs="+", default=["float32", "bfloat16"], choices=["float32", "bfloat16"])
-    parser.add_argument("--arm", choices=ARMS, help=argparse.SUPPRESS)  # its memory, measured in this process
     options = parser.parse_args()
     if not options.nanogpt or not Path(options.nanogpt).is_file():
         sys.exit("give --nanogpt the path of nanoGPT's model.py (github.com/karpathy/nanoGPT)")
     machine.use(options)
-    device = options.device
-    if options.arm:
-        shape, dtype = SHAPES[options.shapes[0]], options.dtype[0]
-        print(json.dumps(trainer(options.arm, options.nanogpt, shape, dtype, device).peak_mb()))
-        return
     if options.quick:
         print(json.dumps(compare(options.nanogpt, QUICK, "float32", "cpu", 5), indent=1))
         return
     results = {}
     for shape, dtype in itertools.product(options.shapes, options.dtype):
-        result = compare(options.nanogpt, SHAPES[shape], dtype, device, ROUNDS)
-        common = [__file__, "--nanogpt", options.nanogpt, "--shapes", shape, "--dtype", dtype, "--device", device]
-        common += ["--threads", str(options.threads), "--arm"]
-        result["peak_mb"] = {arm: machine.peak_mb([*common, arm]) for arm in ("labkit", "nanogpt")}
+        training = (options.nanogpt, SHAPES[shape], dtype, options.device)
+        result = compare(*training, ROUNDS)
+        result["peak_mb"] = {arm: machine.peak_mb(options, trainer, arm, *training) for arm in ("labkit", "nanogpt")}
         speeds = ", ".join(f"{arm} {rate['median']:,.0f}" for arm, rate in result["tokens_per_second"].items())
         ratios = ", ".join(f"{result[key]['median']:.3f}" for key in ("ratio", "ratio_gelu_new"))
         memory = ", ".join(f"{arm} {peak['median']:,.0f}" for arm, peak in result["peak_mb"].items())
         print(f"{shape} {dtype}: {speeds} tokens/s; ratio {ratios}; MB {memory}")
         results[f"{shape} {dtype}"] = result
-    machine.write(
-        "gpt_training_gpu" if device.startswith("cuda") else "gpt_training", results, NOTES, target=options.output
-    )
+    name = "gpt_training_gpu" if options.device.startswith("cuda") else "gpt_training"
+    machine.write(name, results, __doc__, target=options.output)
 
 
 if __name__ == "__main__":

@@ -5,11 +5,17 @@
 Cold: no converted copy in the cache, so the GGUF file is joined, checked, dequantised and written. Warm: the copy is
 there and is checked against its sha256. Files may be in the operating system's page cache in both cases. Needs the
 packages that carry the weights, and about 1.5 GB of disk for the temporary cache.
+
+seconds: process = start of Python to a model ready to use; imports = torch and transformers alone; load = labkit.load
+after those imports, sha256 check and tokenizer included. peak_gb: highest resident memory of the process (1 GB = 1e9
+bytes), after loading and after one forward pass of a short sentence, touching all weights.
 """
 
 from __future__ import annotations
 
+import json
 import os
+import subprocess
 import sys
 import tempfile
 import time
@@ -21,11 +27,6 @@ from benchmarks import machine  # noqa: E402
 
 MODELS = ("gemma3-270m", "smollm2-135m", "tiny-gemma3")
 COLD, WARM = 3, 5  # runs
-NOTES = (
-    "seconds: process = start of Python to a model ready to use; imports = torch and transformers alone; load = "
-    "labkit.load after those imports, sha256 check and tokenizer included. peak_gb: highest resident memory of the "
-    "process (1 GB = 1e9 bytes), after loading and after one forward pass of a short sentence, touching all weights."
-)
 
 _ONE_RUN = """
 import json, resource, sys, time
@@ -45,9 +46,10 @@ print(json.dumps([imported, loaded, after_load, peak_gb()]))
 def one_run(model: str, cache: Path) -> dict[str, float]:
     """Load `model` once in a new process that keeps its converted models in `cache`."""
     path = os.pathsep.join(filter(None, [str(Path(__file__).parents[1]), os.environ.get("PYTHONPATH")]))
+    environment = os.environ | {"LABKIT_CACHE": str(cache), "PYTHONPATH": path}
     start = time.time()
-    times = machine.in_a_process(["-c", _ONE_RUN, model], LABKIT_CACHE=str(cache), PYTHONPATH=path)
-    imported, loaded, after_load, after_forward = times
+    out = subprocess.check_output([sys.executable, "-c", _ONE_RUN, model], env=environment, text=True)
+    imported, loaded, after_load, after_forward = json.loads(out.splitlines()[-1])
     return {
         "process": loaded - start,
         "imports": imported - start,
@@ -78,7 +80,7 @@ def main() -> None:
             f"({process['min']:.1f} to {process['max']:.1f}), load {load['median']:.1f} s, "
             f"peak {row['peak_gb_after_forward']['max']:.2f} GB"
         )
-    print(machine.write("load", rows, NOTES))
+    print(machine.write("load", rows, __doc__))
 
 
 if __name__ == "__main__":

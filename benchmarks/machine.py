@@ -8,13 +8,13 @@ import os
 import platform
 import re
 import statistics
-import subprocess
-import sys
 import threading
 import time
 from collections.abc import Callable, Sequence
+from concurrent.futures import ProcessPoolExecutor
 from datetime import UTC, datetime
 from importlib import metadata
+from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
@@ -48,7 +48,7 @@ def use(options: argparse.Namespace) -> None:
 
 
 def write(name: str, results: Any, notes: str, key: str = "results", target: Path | None = None) -> Path:
-    """Write `results`, machine, date and `notes` (what was measured, in which unit) to results/<name>.json, whole."""
+    """Write `results`, machine, date and `notes` (the text of the program) to results/<name>.json, whole."""
     target = target or RESULTS / f"{name}.json"
     target.parent.mkdir(parents=True, exist_ok=True)
     date = datetime.now(UTC).date().isoformat()
@@ -93,25 +93,19 @@ def wait(device: str) -> None:
         torch.cuda.synchronize()
 
 
-class ProcessError(SystemExit):
-    """A process that measures something ended without a result; the program ends with the reason."""
+def apart(options: argparse.Namespace, function: Callable, *arguments: Any) -> Any:
+    """`function(*arguments)` in a new process, whose memory is its own. Raises BrokenProcessPool if it is killed."""
+    with ProcessPoolExecutor(1, get_context("spawn"), use, (options,)) as process:
+        return process.submit(function, *arguments).result()
 
 
-def in_a_process(arguments: Sequence[str], **environment: str) -> Any:
-    """The JSON that `python ARGUMENTS` prints in its last line. Raises ProcessError."""
-    command, environment = [sys.executable, *arguments], os.environ | environment
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
-    if done.returncode == -9:  # SIGKILL
-        raise ProcessError("its process was killed, probably because memory ran out")
-    if done.returncode:
-        last = (done.stderr.strip().splitlines() or ["no message"])[-1]
-        raise ProcessError(f"its process ended with code {done.returncode}: {last}")
-    return json.loads(done.stdout.splitlines()[-1])
+def peak_mb(options: argparse.Namespace, trainer: Callable[..., Trainer], *arguments: Any) -> dict[str, Any]:
+    """`spread` of the peak memory of three processes that only train `trainer(*arguments)`."""
+    return spread([apart(options, _peak_mb, trainer, *arguments) for _ in range(3)])
 
 
-def peak_mb(arguments: Sequence[str]) -> dict[str, Any]:
-    """`spread` of the peak memory that three processes of `python ARGUMENTS` print."""
-    return spread([in_a_process(arguments) for _ in range(3)])
+def _peak_mb(trainer: Callable[..., Trainer], *arguments: Any) -> float:
+    return trainer(*arguments).peak_mb()
 
 
 def in_turn(calls: dict[str, Callable[[int], Any]], rounds: int, warmup: int, device: str) -> dict[str, list[float]]:

@@ -9,10 +9,16 @@ Arms, of one bidirectional model: `grouped`, batches of nearly one length, as `l
 whole data set; `plain`, the same rows shuffled over the batches, padded to their longest; `packed`, the batches of
 `plain` under `labkit.decoder.packing.packed`; `full`, packed too, but with as many of these rows in each batch as fit
 into the slots that a batch of shuffled rows takes, real or not: about the same memory, more texts and fewer steps
-(`labkit train --packing --batch-tokens`). In a round every arm computes the very same rows, so its seconds compare.
+(`labkit train --packing --batch-tokens`).
 
 Length mixes: short texts (NER: WNUT 17) and long ones (QA: XQuAD) from DIR, which holds `wnut17/wnut17train.conll` and
 `xquad_en/xquad.en.json`; without it, those of Field Notes.
+
+tokens_per_second: real tokens (no padding) in `steps` training steps (forward, backward, AdamW), over their seconds,
+once per round; in a round all arms compute the very same rows, step by step in turn, and one round warms up. ratios: of
+two arms in one round, above 1 = the first was faster. model_ratios: the same without the seconds of AdamW, which costs
+a step the same however few tokens it has. slots_per_token: token slots that the layers computed per real token, in the
+first round, which does not depend on the machine. Trust the ratios rather than the tokens per second.
 """
 
 from __future__ import annotations
@@ -41,15 +47,6 @@ ARMS = ("plain", "grouped", "packed", "full")
 FILES = {"ner": "wnut17/wnut17train.conll", "qa": "xquad_en/xquad.en.json"}
 SEED = 0
 LORA = ("gemma3-270m",)  # too large here to be trained whole
-NOTES = (
-    "tokens_per_second: real tokens (no padding) in `steps` training steps (forward, backward, AdamW) of `batch_size` "
-    "rows (`full`: of as many as fit into slots_per_batch, so fewer steps), over their seconds, once per round; in a "
-    "round all arms compute the same rows, step by step in turn, and one round warms up. ratios: of two arms in one "
-    "round, above 1 = the first was faster. model_ratios: the same without the seconds of AdamW, which costs a step "
-    "the same however few tokens it has. "
-    "slots_per_token: token slots that the layers computed per real token, in the first round, which does not "
-    "depend on the machine. Trust the ratios rather than the tokens per second."
-)
 
 
 class Mix:
@@ -203,7 +200,7 @@ def main() -> None:
             settings = {name: getattr(options, name) for name in kept} | {"seed": SEED}
             settings["data"] = "WNUT 17 train, XQuAD en" if options.data else "Field Notes"
             name = f"packing_{options.model.rpartition('/')[2]}_{options.dtype}".replace("-", "_")
-            print(machine.write(name, settings | results, NOTES, target=options.output))
+            print(machine.write(name, settings | results, __doc__, target=options.output))
 
 
 if __name__ == "__main__":

@@ -117,11 +117,11 @@ def test_layers_texts_and_tokens_are_those_that_were_given(tiny):
 @pytest.mark.parametrize("name", [name for name in TINY_NAMES if name != "tiny-gemma2"])
 @pytest.mark.parametrize("mask", [masks.causal(), masks.bidirectional(), masks.hybrid(2)], ids=repr)
 def test_the_products_of_queries_and_keys_give_the_weights(tiny, name, mask):
-    maps = neuron_maps(tiny(name), IDS, mask)
-    scores = np.einsum("lhqd,lhkd->lhqk", maps.queries, maps.keys) / maps.queries.shape[-1] ** 0.5
+    maps, queries, keys = neuron_maps(tiny(name), IDS, mask)
+    scores = np.einsum("lhqd,lhkd->lhqk", queries, keys) / queries.shape[-1] ** 0.5
     scores = np.where(rule_of(mask)(N).numpy(), scores, -np.inf)
     expected = np.exp(scores) / np.exp(scores).sum(-1, keepdims=True)
-    assert np.abs(expected - maps.attention.weights).max() < 2e-3
+    assert np.abs(expected - maps.weights).max() < 2e-3
 
 
 @pytest.mark.parametrize(

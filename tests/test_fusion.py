@@ -62,7 +62,7 @@ def state_of(model):
 
 def require_properties(lm, engine, paraphrases=QUESTIONS[2]):
     """The properties of the method "fuse", whatever the engine."""
-    prefix, (segments,), cue = token_ids(lm.tokenizer, [paraphrases], PREFIX, "word:", "\n")
+    prefix, (segments,), cue = token_ids(lm.tokenizer, [paraphrases], PREFIX, "word:")
     model, limit = lm.model.eval(), 1e-10 if lm.model.dtype == torch.float64 else TOLERANCE
     vocabulary, layers = model.config.vocab_size, engines.fusable_decoder(model).layers
 

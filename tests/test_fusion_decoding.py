@@ -26,7 +26,7 @@ def lively(name):
 
 
 def prompt_of(lm, texts):
-    prefix, segments, cue = token_ids(lm.tokenizer, [texts], "", "word:", "\n")
+    prefix, segments, cue = token_ids(lm.tokenizer, [texts], "", "word:")
     return prompts(METHODS["fuse"], prefix, segments, cue)
 
 

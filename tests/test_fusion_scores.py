@@ -139,7 +139,6 @@ def test_summary_and_comparison_by_hand():
 @pytest.mark.parametrize(
     ("call", "arguments", "message"),
     [
-        (exact_match, ("P", "Paris"), "the answers are one text, 'Paris'; give a list of texts"),
         (paired, ({"0": True, "1": True}, {"0": True, "2": True}), "2 have one answer only, such as '1'"),
         (accuracy, ([],), "there is no question to score"),
         (paired, ({}, {}), "there is no question to score"),

@@ -26,7 +26,7 @@ from labkit.models.tiny import build_tiny_model
 
 CONFIG = GPTConfig(vocab_size=23, context=12, width=16, layers=2, heads=2)
 FUTURES = {
-    "position": Future(4), "position, all": Future(11), "tokens": Future(4, "tokens", rank=3),
+    "position": Future(4), "position, all": Future(11), "tokens": Future(4, "tokens"),
     "memory": Future(5, "memory"), "one layer": Future(3, layers=(1,)), "memory, longer": Future(20, "memory"),
 }  # fmt: skip
 
@@ -139,7 +139,7 @@ def test_generation_with_the_cache_is_generation_without(name):
 
 
 def test_parameters_are_counted():
-    counts = {"position": 2 * 2 * 12 * 16, "memory": 2 * 2 * 5 * 16, "tokens": 2 * (3 * 16 * 3 + 2 * 4 * 3)}
+    counts = {"position": 2 * 2 * 12 * 16, "memory": 2 * 2 * 5 * 16, "tokens": 2 * (3 * 16 * 16 + 2 * 4 * 16)}
     plain = sum(p.numel() for p in GPT(CONFIG).parameters())
     for name, count in (counts | {"one layer": 2 * 12 * 16}).items():
         model = made(name)
@@ -294,7 +294,7 @@ def with_cache():
     "refused",
     [
         *(lambda change=change: FutureGPT(CONFIG, Future(**{"dim": 3} | change)) for change in (
-            {"dim": 0}, {"dim": 12}, {"source": "memories"}, {"rank": 0}, {"layers": (2,)}, {"layers": ()},
+            {"dim": 0}, {"dim": 12}, {"source": "memories"}, {"layers": (2,)}, {"layers": ()},
             {"layers": (1, 1)},
         )),
         *(lambda change=change: FutureLoss(**change) for change in (

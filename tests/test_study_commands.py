@@ -53,8 +53,3 @@ def test_a_study_runs_and_reports(run, script, arguments, conditions, tmp_path):
     assert run(script, "--report-only", "--output-dir", folder) == (0, table, "")
     code, _, message = run(script, *arguments.split(), "--batch-size", "3", "--output-dir", folder)
     assert code == 2 and len(message.splitlines()) == 1 and "now" in message
-
-
-def test_a_folder_without_a_study_is_refused_with_one_line(run, tmp_path):
-    code, _, message = run(future, "--report-only", "--output-dir", tmp_path)
-    assert code == 2 and message.endswith("contains no study\n") and len(message.splitlines()) == 1

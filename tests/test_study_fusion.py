@@ -1,13 +1,12 @@
 """benchmarks/study/fusion.py: all methods on the same questions, resumable, and planted effects in the table."""
 
 import random
-from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
 
 from benchmarks.study.fusion import ANSWERS, Study, cells, named, run_study, tables
-from labkit.errors import DataError, TrainingError
+from labkit.errors import DataError
 from labkit.fusion import generation, runs
 from labkit.fusion.scores import read_answers
 from tests.data_files import rows_of, write
@@ -93,20 +92,6 @@ def test_a_study_that_is_killed_continues_to_the_question_and_ends_with_the_same
     run_study(study, tmp_path / "s")
     assert asked + sum(map(len, calls)) == ASKED
     assert tables(tmp_path / "s").drop(columns="seconds").equals(tables(done).drop(columns="seconds"))
-
-
-def test_methods_and_numbers_can_be_added_but_no_other_questions(questions, tmp_path, monkeypatch):
-    changes = {"few_methods": (), "at_least": 3, "repeat_control": False}
-    run_study(study_of(questions, methods=("fuse",), num_paraphrases=(2,), **changes), tmp_path / "s")
-    before = {path: path.read_bytes() for path in (tmp_path / "s").rglob("*.feather")}
-    calls = counting(monkeypatch)
-    more = study_of(questions, methods=("fuse", "concat"), num_paraphrases=(2, 3), **changes)
-    run_study(more, tmp_path / "s")
-    assert len(before) == 3 and all(path.read_bytes() == content for path, content in before.items())
-    assert sum(map(len, calls)) == 9 * (1 + 1 + 2)
-    other = write_set(tmp_path / "eleven.jsonl", 9)
-    with pytest.raises(TrainingError, match="data eleven was"):
-        run_study(replace(more, data=dict([named(str(other))])), tmp_path / "s")
 
 
 def test_invalid_studies_are_refused_before_anything_is_written(questions, tmp_path):

@@ -89,7 +89,7 @@ def test_invalid_studies_are_refused_before_anything_is_written(copy, tmp_path):
     with pytest.raises(ModelError, match="no model is called 'nope'"):
         run_study(replace(SMALL, model="nope"), [diagnostic()], tmp_path / "s")
     assert not (tmp_path / "s").exists()
-    for change in ({"seeds": ()}, {"sizes": (4,)}, {"seeds": (1000,)}, {"method": "loar"}, {"arms": ("repeated",)}):
+    for change in ({"seeds": ()}, {"sizes": (4,)}, {"seeds": (1000,)}, {"arms": ("repeated",)}):
         with pytest.raises(DataError):
             replace(STUDY, **change)
 

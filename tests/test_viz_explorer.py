@@ -12,10 +12,10 @@ import pytest
 pytest.importorskip("anywidget")
 
 import labkit
-from labkit import viz
 from labkit.attention import measures
 from labkit.attention.maps import AttentionMaps, attention_maps
 from labkit.errors import MaskError
+from labkit.viz.explorer import Explorer
 from labkit.viz.heat import pooled
 
 SAVED_LIMIT = 400_000  # characters of a notebook
@@ -32,9 +32,7 @@ def random_maps(layers, heads, n, causal=False, tokens=None, numbers=None):
 
 
 def explorer(layers=2, heads=3, n=6, **options):
-    return viz.attention_explorer(
-        random_maps(layers, heads, n, causal=True, **options), random_maps(layers, heads, n, **options)
-    )
+    return Explorer(random_maps(layers, heads, n, causal=True, **options), random_maps(layers, heads, n, **options))
 
 
 def unpacked(packed, *shape):
@@ -111,14 +109,11 @@ def test_a_page_on_its_own_holds_what_its_limit_allows_beginning_with_the_head_o
         assert np.array_equal(unpacked(head["bytes"], 2, 32, 32), widget.weights[:, head["layer"], head["head"]])
 
 
-def test_what_does_not_exist_or_cannot_be_compared_is_refused():
-    widget = viz.attention_explorer(random_maps(2, 3, 6))
-    for name, value in {"layer": 2, "head": 3, "query": -1, "view": "difference"}.items():
+def test_what_does_not_exist_is_refused():
+    widget = explorer()
+    for name, value in {"layer": 2, "head": 3, "query": -1}.items():
         with pytest.raises(MaskError, match=f"no {name} {value!r} here: choose one of"):
             setattr(widget, name, value)
-    for options in ({"tokens": list("abcd")}, {"numbers": (0, 2)}):
-        with pytest.raises(MaskError, match="two masks on one text"):
-            viz.attention_explorer(random_maps(2, 3, 4), random_maps(2, 3, 4, **options))
 
 
 @pytest.mark.parametrize("converted", [False, True])

@@ -55,7 +55,6 @@ def test_open_cells_are_blue_and_the_line_separates_past_and_future(q_len, kv_le
         (edge,) = {a for (a, y), (b, z) in pairwise(corners) if a == b and y < query < z}
         assert [key < edge for key in range(kv_len)] == [key <= kv_len - q_len + query for key in range(kv_len)]
     assert figure.layout.yaxis.range[0] > figure.layout.yaxis.range[1]  # the first query is at the top
-    assert figure.layout.width < 1000 and len(figure.to_json()) < 700_000
 
 
 def test_expected_marks_the_cells_that_differ_and_no_others():
@@ -74,9 +73,6 @@ def test_equal_tokens_stay_apart_and_markup_in_tokens_is_text():
     assert len(set(names)) == N and [unescape(name).strip("\u200b\u200c") for name in names] == TOKENS
     assert [unescape(name) for name in axis.ticktext + figure.layout.yaxis.ticktext] == TOKENS + TOKENS[-2:]
     assert not [name for name in (*names, *axis.ticktext) if "<" in name]
-    layout = viz.mask_figure(masks.causal().dense(128)).layout
-    across = np.diff(layout.xaxis.domain)[0] * (layout.width - layout.margin.l - layout.margin.r)
-    assert across / len(layout.xaxis.tickvals) >= 12  # pixels for each label: they thin out
 
 
 def test_attention_maps_hold_the_weights_on_one_scale_from_zero_and_cells_their_numbers():
@@ -87,14 +83,6 @@ def test_attention_maps_hold_the_weights_on_one_scale_from_zero_and_cells_their_
     values = [[0.0, 0.25, 7.5, -0.5, 10.05]]
     heat = viz.values_figure(values, list("abcde")).data[0]
     assert heat.z.tolist() == values and np.abs(heat.text.astype(float) - values).max() <= 0.05
-
-
-@pytest.mark.parametrize("n", [5, 33])
-def test_the_grid_of_heads_holds_each_head_and_gaps_between_them(n):
-    given_weights, side = weights(2, 3, n, n), min(n, 32)
-    blocks = viz.head_grid(given_weights).data[0].z.reshape(2, side + 1, 3, side + 1).swapaxes(1, 2)
-    assert np.isnan(blocks[..., -1, :]).all() and np.isnan(blocks[..., -1]).all()
-    assert np.allclose(blocks[..., :-1, :-1], pooled(given_weights, 32), atol=6e-5)
 
 
 @pytest.mark.parametrize(("n", "size"), [(7, 3), (33, 32), (6, 6), (5, 9)])
@@ -170,32 +158,13 @@ def test_a_slider_shows_one_figure_at_each_step_and_starts_where_it_was_told():
     assert figure.layout.sliders[0].active == 1 and figure.layout.title.text == "window 3"
 
 
-def test_a_slider_stores_shared_layout_once_and_refuses_figures_of_different_panels():
-    grid = masks.causal().dense(N)
-    first, second, more = (viz.mask_figure({str(i): grid for i in range(n)}, title="several") for n in (2, 2, 3))
-    figure = viz.slider({"first": first, "second": second}, "figure")
-    assert shown(figure, 1)[1] == {} and figure.layout.title.text == "several" and figure.layout.xaxis2.domain
-    with pytest.raises(MaskError, match="same number of panels"):
-        viz.slider({"first": first, "more": more}, "figure")
-
-
-def test_a_slider_stays_in_its_place_where_figures_differ_in_their_margins():
-    figures = {arm: viz.forest_figure({"": {arm: (1.0, 0.5, 1.5)}}) for arm in ("a", "an arm with a long name")}
-    figure = viz.slider(figures, "arm")
-    first, second = figure.layout.margin, shown(figure, 1)[1]
-    assert figure.layout.sliders[0].pad.l + first.l == second["sliders[0].pad.l"] + second["margin"]["l"]
-    assert first.l != second["margin"]["l"]
-
-
 def test_a_menu_instead_of_a_slider_shows_the_same_figures():
     figures = {arm: viz.forest_figure({"": {arm: (1.0, 0.5, 1.5)}}, arm) for arm in ("a", "an arm with a long name")}
     figure, slider = viz.slider(figures, "arm", 1, menu=True), viz.slider(figures, "arm", 1)
-    (menu,), buttons = figure.layout.updatemenus, figure.layout.updatemenus[0].buttons
+    (menu,) = figure.layout.updatemenus
     assert not figure.layout.sliders and menu.active == 1 and figure.layout.title.text == "an arm with a long name"
-    for button, step in zip(buttons, slider.layout.sliders[0].steps, strict=True):
+    for button, step in zip(menu.buttons, slider.layout.sliders[0].steps, strict=True):
         assert button.label == step.label and button.args[0] == step.args[0]
-    other, left = buttons[0].args[1], menu.pad.l + figure.layout.margin.l  # in the same place for every figure
-    assert other["updatemenus[0].pad.l"] + other["margin"]["l"] == left
 
 
 def test_the_walk_shades_the_attended_past_and_future():
@@ -225,8 +194,8 @@ def test_objectives_hide_tokens_and_point_to_the_one_that_is_meant(shift):
 
 
 def test_answers_in_a_gap_mark_the_truth_and_windows_those_with_the_answer():
-    answers = {"causal": [], "adapted": [("mat", 0.25), ("cat", 0.5), ("<b>", 0.2)]}
-    none, bars = viz.fill_ins_figure(["the", "cat", "sat"], 1, answers, "cat", top=2).data
+    answers = {"causal": [], "adapted": [("mat", 0.25), ("cat", 0.5)]}
+    none, bars = viz.fill_ins_figure(["the", "cat", "sat"], 1, answers, "cat").data
     assert list(none.text) == ["no prediction"] and list(bars.x) == [0.25, 0.5]
     assert [colour == OPEN for colour in bars.marker.color] == [False, True]
     windows = viz.windows_figure([(0, 9), (5, 14), (9, 18)], (8, 9), 20).data[0]
@@ -257,10 +226,10 @@ def lie_over(mark, styles, spans):
     return [style.count(mark) for style in styles] == [sum(a <= i < b for a, b, *_ in spans) for i in range(len(TEXT))]
 
 
-@given(st.lists(SPAN, max_size=8), st.lists(SPAN, max_size=2))
-def test_each_letter_of_an_answer_is_underlined_however_answers_overlap(spans, gold):
-    styles, ends = read(viz.answer_figure(TEXT, [(*span, 0.9 - i / 10) for i, span in enumerate(spans)], gold))
-    assert lie_over("padding-bottom", styles, spans) and lie_over("border-top", styles, gold)
+@given(st.lists(SPAN, max_size=8))
+def test_each_letter_of_an_answer_is_underlined_however_answers_overlap(spans):
+    styles, ends = read(viz.answer_figure(TEXT, [(*span, 0.9 - i / 10) for i, span in enumerate(spans)]))
+    assert lie_over("padding-bottom", styles, spans)
     assert ends == sorted(end for _, end in spans)
     depths = [re.findall(r"padding-bottom:\d+", style) for style in styles]
     assert all(len(lines) == len(set(lines)) for lines in depths)  # lines that overlap are drawn at different depths
@@ -308,7 +277,7 @@ REFUSED = [
     (viz.values_figure, [[[1.0, 2.0]], ["a"]]), (viz.category_figure, [{"a": ["causal"]}, ["1", "2"]]),
     (viz.curves_figure, [[1], {"a": [[np.nan]]}]), (viz.curves_figure, [[1, 2], {"a": [[1.0]]}]),
     (viz.forest_figure, [{"a": {"b": (np.inf, 0, 1)}}]), (viz.walk_figure, [TOKENS, CELLS, [], [None] * N]),
-    (viz.slider, [{"1": TWO}, "window", 1]), (viz.slider, [{}, "window"]),
+    (viz.slider, [{"1": TWO}, "window", 1]), (viz.slider, [{"1": viz.mask_figure(CELLS), "2": TWO}, "window"]),
     (viz.fill_ins_figure, [["a"], 1, {"m": []}, "a"]), (viz.answer_figure, ["abc", [(0, 4, 0.5)]]),
     (viz.entities_figure, ["abc", [(1, 1, "A")], []]),
 ]  # fmt: skip
@@ -344,4 +313,3 @@ def test_a_field_shows_the_answer_to_its_text_and_the_error_of_an_invalid_one():
         assert shown in box.shown.value
     assert viz.entities_figure("a b", [], []).alt == "Entities: none."
     assert viz.entities_figure("Ada left.", None, [(0, 3, "PER")]).alt == "Entities: Ada PER."
-    assert viz.ask(letters, text="a") is not box  # the name is still the function after its first use

@@ -2,7 +2,9 @@
 
     python benchmarks/gpu/sanity.py --device cuda --output runs/sanity.json
 
-The file is written after each row, so a run that is stopped keeps what it has.
+verdict, problems: of labkit.audit after to_bidirectional. packed_gap: largest difference of the logits of two texts
+packed into one row from those of the same texts one by one. error: why the pair was not measured. The file is written
+after each row, so a run that is stopped keeps what it has.
 """
 
 from __future__ import annotations
@@ -26,10 +28,6 @@ from labkit.errors import LabkitError  # noqa: E402
 
 FAMILIES = ("tiny-gpt2", "tiny-gemma3", "tiny-gemma2", "tiny-gemma", "tiny-llama")
 BACKENDS = ("eager", "sdpa", "flex_attention", "flash_attention_2")
-NOTES = (
-    "verdict, problems: of labkit.audit after to_bidirectional. packed_gap: largest difference of the logits of two "
-    "texts packed into one row from those of the same texts one by one. error: why the pair was not measured."
-)
 
 
 def measure(name: str, attn: str, device: str) -> dict[str, Any]:
@@ -66,7 +64,7 @@ def main() -> None:
     for attn, name in product(BACKENDS, FAMILIES):
         rows.append({"model": name, "attn": attn} | measure(name, attn, options.device))
         print(rows[-1], flush=True)
-        machine.write("gpu_sanity", rows, NOTES, key="rows", target=options.output)
+        machine.write("gpu_sanity", rows, __doc__, key="rows", target=options.output)
 
 
 if __name__ == "__main__":

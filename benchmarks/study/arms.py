@@ -22,10 +22,6 @@ REFERENCE = "causal"
 DEFAULT = ("causal", "bidirectional", "mntp:200", "next:200", "unmask:middle-third", "repeated", "right-to-left")
 OBJECTIVES = ("mntp", "mlm", "next")
 DEFAULT_STEPS = 200
-FORMS = (
-    "causal, bidirectional, mntp:STEPS, mlm:STEPS, next:STEPS, repeated (or repeated:3), right-to-left, "
-    "unmask:LAYERS, encoder:MODEL"
-)
 
 
 @dataclass(frozen=True)
@@ -48,7 +44,7 @@ class Arm:
 
 
 def arm(name: str) -> Arm:
-    """The arm called `name`. Raises DataError, with the forms, if there is none."""
+    """The arm called `name`. Raises DataError if there is none."""
     kind, _, detail = name.partition(":")
     if kind in ("causal", "bidirectional", "right-to-left") and not detail:
         return Arm(name, mask=kind)
@@ -62,7 +58,7 @@ def arm(name: str) -> Arm:
         return Arm(name, "bidirectional", detail)
     if kind == "encoder" and detail:
         return Arm(name, "encoder", model=detail)
-    raise DataError(f"there is no arm {name!r}; give {FORMS}")
+    raise DataError(f"there is no arm {name!r}; benchmarks/study/arms.py lists them")
 
 
 def arms(names: Sequence[str]) -> list[Arm]:

@@ -59,11 +59,7 @@ class Condition:
 def conditions(
     sources: Sequence[str], *, orders: Sequence[str] = ORDERS, max_train: int | None = None, max_eval: int | None = None
 ) -> list[Condition]:
-    """The conditions of these sources; question answering has one for each order of question and context.
-
-    Raises:
-        DataError: a source that cannot be read, a side that is missing, a name given twice.
-    """
+    """The conditions of these sources; question answering has one for each order of question and context."""
     if not orders or any(order not in ORDERS for order in orders):
         raise DataError(f"the orders are {', '.join(orders) or 'none'}; choose from {', '.join(ORDERS)}")
     made: list[Condition] = []

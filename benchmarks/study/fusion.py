@@ -119,12 +119,7 @@ def cells(study: Study) -> list[Cell]:
 
 
 def run_study(study: Study, folder: str | Path, **options: Any) -> dict[str, str]:
-    """Answer what is missing of the study in `folder`. Returns {cell: reason} of the cells that failed.
-
-    Raises:
-        DataError, TrainingError: a set or a method that there is not, or the folder contains another
-            study. Nothing is written then.
-    """
+    """Answer what is missing of the study in `folder`. Returns {cell: reason} of the cells that failed."""
     facts = {}
     for cell in cells(study):
         settings = cell.settings(study)  # a method that does not exist is an error before anything is asked
@@ -232,23 +227,19 @@ def named(text: str, pairs: str | None = None) -> tuple[str, tuple[str, str | No
     return name or own, (dataset, pairs if kind == "lama" else None)
 
 
-def _parser() -> argparse.ArgumentParser:
-    parser = runner.parser(__doc__, SINGLE, Study)
-    datasets = "[NAME=]known-facts, webqa:FILE, lama:FOLDER, or a file; may be repeated"
-    parser.add_argument("--dataset", action="append", help=datasets)
-    parser.add_argument("--pairs", help="folder of subject-object pairs, if lama:FOLDER contains none")
-    parser.add_argument("--lemmatised", action="store_true", help="score the lemmatised answers in the table")
-    return parser
-
-
 def _run(options: argparse.Namespace) -> dict[str, str]:
     data = dict(named(text, options.pairs) for text in options.dataset or [KNOWN_FACTS])
     return run_study(Study(**runner.given(options, Study), data=data), options.output_dir, until=options.until)
 
 
 def main() -> None:
+    parser = runner.parser(__doc__, SINGLE, Study)
+    datasets = "[NAME=]known-facts, webqa:FILE, lama:FOLDER, or a file; may be repeated"
+    parser.add_argument("--dataset", action="append", help=datasets)
+    parser.add_argument("--pairs", help="folder of subject-object pairs, if lama:FOLDER contains none")
+    parser.add_argument("--lemmatised", action="store_true", help="score the lemmatised answers in the table")
     runner.main(
-        _parser(),
+        parser,
         _run,
         lambda options: tables(options.output_dir, options.reference, options.lemmatised),
         unit="points of accuracy",

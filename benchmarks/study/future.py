@@ -125,11 +125,7 @@ class Run:
 
 
 def run_study(study: Study, folder: str | Path, **options: Any) -> dict[str, str]:
-    """Run what is missing of the study in `folder`. Returns {run: reason} of the runs that failed.
-
-    Raises:
-        DataError, TrainingError: no text, or too little of it, or the folder contains another study.
-    """
+    """Run what is missing of the study in `folder`. Returns {run: reason} of the runs that failed."""
     field_notes = Document("field-notes", "\n\n".join(passage.text for passage in embedded.passages()))
     documents = read_documents(study.texts) if study.texts else [field_notes]
     digests = {document.name: hashlib.sha256(document.text.encode()).hexdigest() for document in documents}
@@ -148,11 +144,7 @@ def run_study(study: Study, folder: str | Path, **options: Any) -> dict[str, str
 
 
 def tables(folder: str | Path, reference: str = REFERENCE) -> pd.DataFrame:
-    """The finished runs of the study in `folder`, one row for each arm.
-
-    Raises:
-        TrainingError: no study, no finished run, or arms of one seed that read different rows.
-    """
+    """The finished runs of the study in `folder`, one row for each arm."""
     path, study = Path(folder).expanduser(), runner.read_study(folder)
     runs: dict[str, dict[int, dict[str, Any]]] = {}
     for name in sorted(study["arms"], key=lambda name: name != reference):
@@ -290,22 +282,17 @@ def _score(run: Run, metrics: dict[str, Any]) -> str:
     return f"held-out loss {metrics['val_loss']:.4f}"
 
 
-def _parser() -> argparse.ArgumentParser:
-    parser = runner.parser(__doc__, REFERENCE, Study)
-    profile = "small (minutes on a CPU) or origin (for a GPU), which sets other defaults"
-    parser.add_argument("--profile", choices=tuple(PROFILES), default="small", help=profile)
-    return parser
-
-
 def _run(options: argparse.Namespace) -> dict[str, str]:
     study = Study(**PROFILES[options.profile] | runner.given(options, Study))
     return run_study(study, options.output_dir, until=options.until)
 
 
 def main() -> None:
-    runner.main(
-        _parser(), _run, lambda options: tables(options.output_dir, options.reference), unit="nats per token", digits=4
-    )
+    parser = runner.parser(__doc__, REFERENCE, Study)
+    profile = "small (minutes on a CPU) or origin (for a GPU), which sets other defaults"
+    parser.add_argument("--profile", choices=tuple(PROFILES), default="small", help=profile)
+    unit = {"unit": "nats per token", "digits": 4}
+    runner.main(parser, _run, lambda options: tables(options.output_dir, options.reference), **unit)
 
 
 if __name__ == "__main__":

@@ -90,8 +90,6 @@ class Study:
             raise DataError("the sizes lack the whole training set, on which the rates are chosen; add all")
         if TUNING_SEED in self.seeds:
             raise DataError(f"{TUNING_SEED} is the seed of the tuning; choose other seeds")
-        if self.method not in adapters.METHODS:
-            raise DataError(f"the method is {self.method!r}; choose one of {', '.join(adapters.METHODS)}")
 
 
 @dataclass(frozen=True)
@@ -125,15 +123,12 @@ def run_study(
     """Run what is missing of the study in `folder`. Returns {run: reason} of the runs that failed.
 
     `rates`: the frozen.json of another study; the arms in it are not tuned again.
-
-    Raises:
-        DataError, TrainingError, ModelError: there is nothing to compare, the folder contains another study, or there
-            is no such model. Nothing is written then.
     """
     if not data:
         raise DataError("there is no data to compare the arms on")
     stored = str(load(study.model, attn=study.attn, device="cpu").model.dtype).removeprefix("torch.")
-    texts = [paragraph for file in study.adaptation_texts for paragraph in _paragraphs(Path(file))]
+    lines = [line for file in study.adaptation_texts for line in read_text(file).split("\n")]
+    texts = [line.strip() for line in lines if line.strip() and not line.startswith(" = ")]  # no headings of WikiText
     settings = asdict(study) | {"conditions": {condition.name: condition.facts for condition in data}}
     if texts:  # study.json names the files, and recognises their content
         settings["adaptation_texts"] = [Path(file).name for file in study.adaptation_texts] + [digest(texts)]
@@ -193,11 +188,7 @@ def freeze(path: Path, study: Study, data: Sequence[Condition]) -> dict[str, dic
 
 
 def tables(folder: str | Path, reference: str = REFERENCE) -> pd.DataFrame:
-    """The finished runs of the study in `folder`, one row for each arm of each condition and size.
-
-    Raises:
-        TrainingError: no study, or arms of one seed that did not start alike.
-    """
+    """The finished runs of the study in `folder`, one row for each arm of each condition and size."""
     path, study = Path(folder).expanduser(), runner.read_study(folder)
     frozen, parts = read_json(path / "frozen.json") or {}, []
     for name, facts in study["conditions"].items():
@@ -298,11 +289,6 @@ def _adapted(study: Study, path: Path, texts: Sequence[str], run: Run) -> Path:
     return path / folder / "model"
 
 
-def _paragraphs(file: Path) -> list[str]:
-    """The lines of a text file that are not blank and not headings of WikiText. DataError if it cannot be read."""
-    return [line.strip() for line in read_text(file).split("\n") if line.strip() and not line.startswith(" = ")]
-
-
 def _task(study: Study, condition: Condition) -> Task:
     task = get(condition.task, max_length=study.max_length, **condition.options)
     if study.max_length is not None and hasattr(task, "doc_stride"):
@@ -347,20 +333,6 @@ def _lines(path: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in path.read_text(encoding="utf-8").split("\n") if line]
 
 
-def _parser() -> argparse.ArgumentParser:
-    parser = runner.parser(__doc__, REFERENCE, Study)
-    add = parser.add_argument
-    add("--data", action="append", help="[NAME=]TASK:DATA, may be repeated; see benchmarks/study/conditions.py")
-    add("--rates", type=Path, help="frozen.json of another study: its rates, in place of a tuning")
-    add("--orders", type=listed(), default=ORDERS, help="position of the question (qa)")
-    add("--preset", choices=tuple(PRESETS), help="default: depends on the model")
-    for name, (kind, _) in BUDGET.items():
-        add(f"--{name.replace('_', '-')}", type=kind)
-    add("--max-train", type=int, help="at most so many training examples")
-    add("--max-eval", type=int, help="at most so many dev and so many test examples")
-    return parser
-
-
 def _run(options: argparse.Namespace) -> dict[str, str]:
     chosen = {field: getattr(options, name) for name, (_, field) in BUDGET.items()}
     study = Study(**runner.given(options, Study))
@@ -375,7 +347,17 @@ def _run(options: argparse.Namespace) -> dict[str, str]:
 
 
 def main() -> None:
-    runner.main(_parser(), _run, lambda options: tables(options.output_dir, options.reference), unit="points")
+    parser = runner.parser(__doc__, REFERENCE, Study)
+    add = parser.add_argument
+    add("--data", action="append", help="[NAME=]TASK:DATA, may be repeated; see benchmarks/study/conditions.py")
+    add("--rates", type=Path, help="frozen.json of another study: its rates, in place of a tuning")
+    add("--orders", type=listed(), default=ORDERS, help="position of the question (qa)")
+    add("--preset", choices=tuple(PRESETS), help="default: depends on the model")
+    for name, (kind, _) in BUDGET.items():
+        add(f"--{name.replace('_', '-')}", type=kind)
+    add("--max-train", type=int, help="at most so many training examples")
+    add("--max-eval", type=int, help="at most so many dev and so many test examples")
+    runner.main(parser, _run, lambda options: tables(options.output_dir, options.reference), unit="points")
 
 
 if __name__ == "__main__":

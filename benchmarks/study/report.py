@@ -99,9 +99,6 @@ def difference(one: Scores, other: Scores, level: float = LEVEL) -> tuple[float,
     bootstrap over groups. It is too narrow for few groups, so its deviations are expanded by the ratio of Student's t
     and the normal quantile (Hesterberg 2015, doi:10.1080/00031305.2015.1089789). Seeds enter by Student's t of the
     differences of the single seeds. One seed, one group, or equal results for all examples have no interval.
-
-    Raises:
-        DataError: different examples, or no seed in common.
     """
     if not _comparable(one, other):
         raise DataError("the arms were judged on different examples, or have no seed in common")

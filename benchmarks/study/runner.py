@@ -19,7 +19,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import field, fields
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import pandas as pd
 import torch
@@ -33,14 +33,8 @@ from labkit.run_folder import Log, read_json, to_stderr
 WAIT = 2.0  # seconds until the runs of other processes are tried again, if there was nothing else to do
 
 
-class Run(Protocol):
-    """What a study runs. `folder` is relative to the folder of the study, `str(run)` is its name in the log."""
-
-    folder: Path
-
-
 def run_all(
-    runs: Sequence[Run],
+    runs: Sequence[Any],
     train: Callable[[Any], dict[str, Any]],
     folder: Path,
     *,
@@ -50,6 +44,7 @@ def run_all(
 ) -> dict[str, str]:
     """Call `train(run)` for every run that is not done. Returns {run: reason} of the runs that failed.
 
+    A run has a `folder`, relative to that of the study, and `str(run)` is its name in the log.
     A run that raises a LabkitError, or runs out of memory, has failed, and the others go on. `train` writes
     metrics.json; `score` gives the result of a run for the log. A run that raises filelock.Timeout needs something that
     another process is making; it is tried again later. `until`: on the clock of time.perf_counter; a run that would end
@@ -85,7 +80,7 @@ def run_all(
     return failures
 
 
-def is_done(run: Run, folder: Path) -> bool:
+def is_done(run: Any, folder: Path) -> bool:
     return (folder / run.folder / "metrics.json").exists()
 
 
@@ -198,7 +193,7 @@ def listed(kind: Callable[[str], Any] = str) -> Callable[[str], tuple[Any, ...]]
     return lambda text: tuple(kind(part.strip()) for part in text.split(",") if part.strip())
 
 
-def _tried(train: Callable[[Any], dict[str, Any]], run: Run, failures: dict[str, str]) -> dict[str, Any] | None:
+def _tried(train: Callable[[Any], dict[str, Any]], run: Any, failures: dict[str, str]) -> dict[str, Any] | None:
     gc.collect()  # a Trainer refers to itself: what the last run held is freed only here
     if torch.cuda.is_initialized():
         torch.cuda.empty_cache()

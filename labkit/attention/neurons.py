@@ -1,7 +1,7 @@
 """Queries and keys behind the attention maps of a model: the vectors whose products the softmax was taken of.
 
-    maps = neuron_maps(labkit.load("gpt2-mini"), "the cat sat", masks.bidirectional())
-    maps.queries[layer][head] @ maps.keys[layer][head].T     # the scores, times the square root of the vectors' length
+    maps, queries, keys = neuron_maps(labkit.load("gpt2-mini"), "the cat sat", masks.bidirectional())
+    queries[layer][head] @ keys[layer][head].T     # the scores, times the square root of the vectors' length
 
 They are taken where the attention computation begins (transformers' attention interface), after rotary embedding and
 query-key norms, so the same few lines serve every family; and they are checked to explain the weights.
@@ -12,7 +12,6 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 
 import numpy as np
 import torch
@@ -23,30 +22,17 @@ from labkit.attention.maps import AttentionMaps, attention_maps
 from labkit.decoder.anatomy import find_decoder
 from labkit.errors import ModelError
 
-__all__ = ["NeuronMaps", "neuron_maps"]
-
 TOLERANCE = 0.002  # between a weight and what its vectors give; the maps are float16, exact to 0.0005
 TOLERANCE_OF_HALF_PRECISION = 0.03  # where scores were rounded to bfloat16 or float16 before their softmax
 
 
-@dataclass(frozen=True, eq=False)
-class NeuronMaps:
-    """Attention weights of one text with the vectors that they come from.
+def neuron_maps(
+    lm, text, mask=None, *, layers: Sequence[int] | None = None
+) -> tuple[AttentionMaps, Float32[np.ndarray, "layers heads query dim"], Float32[np.ndarray, "layers heads key dim"]]:
+    """(weights, queries, keys) of every layer and head of a model on one text; arguments as `attention_maps`.
 
-    Attributes:
-        attention: the weights, (layers, heads, queries, keys), with tokens, layers and mask.
-        queries: (layers, heads, queries, dim), scaled so that `q @ k / sqrt(dim)` is the score before the mask,
-            whatever the model's own scale is.
-        keys: (layers, heads, keys, dim); heads that share their keys (grouped queries) show the same ones.
-    """
-
-    attention: AttentionMaps
-    queries: Float32[np.ndarray, "layers heads query dim"]
-    keys: Float32[np.ndarray, "layers heads key dim"]
-
-
-def neuron_maps(lm, text, mask=None, *, layers: Sequence[int] | None = None) -> NeuronMaps:
-    """Queries, keys and weights of every layer and head of a model on one text; arguments as `attention_maps`.
+    Queries are scaled so that `q @ k / sqrt(dim)` is the score before the mask, whatever the model's own scale is.
+    Heads that share their keys (grouped queries) have the same ones.
 
     Raises:
         MaskError: as `attention_maps`. ModelError: an attention that does not go through transformers'
@@ -79,7 +65,7 @@ def neuron_maps(lm, text, mask=None, *, layers: Sequence[int] | None = None) -> 
             )
         queries.append(q.numpy())
         keys.append(k.numpy())
-    return NeuronMaps(attention, np.stack(queries), np.stack(keys))
+    return attention, np.stack(queries), np.stack(keys)
 
 
 @contextmanager

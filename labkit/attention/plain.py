@@ -42,11 +42,7 @@ def plain_array(array, what: str) -> np.ndarray:
 
 
 def weight_array(weights, what: str = "attention weights", dims: tuple[int, ...] | None = None) -> np.ndarray:
-    """Attention weights (..., queries, keys) as an array; `dims`: the numbers of dimensions that are allowed.
-
-    Raises:
-        MaskError: another shape, or numbers that are not the output of a softmax (NaN, negative, infinite).
-    """
+    """Attention weights (..., queries, keys) as an array; `dims`: the numbers of dimensions that are allowed."""
     array = plain_array(weights, what)
     if array.dtype.kind not in "fbui" or array.ndim < 2 or (dims and array.ndim not in dims) or 0 in array.shape:
         raise MaskError(f"{what} must be numbers of shape (..., queries, keys), not {array.dtype} of {array.shape}")

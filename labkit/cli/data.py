@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated
 
@@ -57,7 +56,7 @@ def data_check(
     if bool(files) != bool(task) or (tag_column is not None and not files):
         raise typer.BadParameter("FILE and --task go together: labkit data check train.json dev.json --task qa")
     if files:
-        reports = [asdict(file) | {"ok": file.ok} for file in check_files(task, files, tag_column)]
+        reports = check_files(task, files, tag_column)
     else:
         faults_of = {data.name: check(data) for data in SHIPPED}
         reports = [{"name": name, "ok": not faults, "faults": faults} for name, faults in faults_of.items()]

@@ -10,7 +10,6 @@ import re
 import unicodedata
 from collections import Counter, defaultdict
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -28,24 +27,10 @@ _INVISIBLE = re.compile("[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f\ufffd]")  # contro
 Findings = dict[str, list[str]]  # what is wrong -> where, in the order of the file
 
 
-@dataclass(frozen=True)
-class Report:
-    """The result of checking one file: `n` examples can be read, `counts` are per label or kind of question."""
+def check_files(task: str, paths: Sequence[str | Path], tag_column: int | None = None) -> list[dict[str, Any]]:
+    """A report on each file, alone and together with the others as the splits of one data set; ready for JSON.
 
-    path: str
-    task: str
-    n: int
-    counts: dict[str, int]
-    faults: list[str]
-    warnings: list[str]
-
-    @property
-    def ok(self) -> bool:
-        return not self.faults
-
-
-def check_files(task: str, paths: Sequence[str | Path], tag_column: int | None = None) -> list[Report]:
-    """A report on each file, alone and together with the others as the splits of one data set.
+    Its keys are path, task, n (readable examples), counts (per label or kind of question), faults, warnings and ok.
 
     The first file is the one to train on: too few different labels in it are a fault. A group or a text that is in two
     files (case and white space do not matter) is a fault of the later file; for a text of fewer than 20 characters it
@@ -58,7 +43,7 @@ def check_files(task: str, paths: Sequence[str | Path], tag_column: int | None =
     for path in paths:
         if not path_of(path).is_file():
             raise DataError(f"{path} does not exist, or is a folder; give files of labelled examples")
-    reports: list[Report] = []
+    reports: list[dict[str, Any]] = []
     scans: list[Scan] = []
     for path in paths:
         try:
@@ -75,7 +60,8 @@ def check_files(task: str, paths: Sequence[str | Path], tag_column: int | None =
         fault_lines = [*map(printable, _of_rows(scan)), *_lines(faults)]
         if not reports and scan.examples and len(counts) < LABELS.get(task, 0):
             fault_lines.append(f"training needs at least {LABELS[task]} different labels, and there are {len(counts)}")
-        reports.append(Report(str(path), task, len(scan.examples), counts, fault_lines, _lines(warnings)))
+        report = {"path": str(path), "task": task, "n": len(scan.examples), "counts": counts, "faults": fault_lines}
+        reports.append(report | {"warnings": _lines(warnings), "ok": not fault_lines})
     return reports
 
 

@@ -16,6 +16,7 @@ import re
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 from labkit.datasets.evidence import CRITERIA
@@ -76,43 +77,22 @@ SHIPPED = (
 )
 
 
-@dataclass(frozen=True)
-class Passage:
-    """A passage of Field Notes. The fields are the keys of its line in the file."""
+def passages(split: str | None = None) -> list[SimpleNamespace]:
+    """The passages of Field Notes of one split ("train", "dev", "test"), or all; DataError for another split.
 
-    id: str
-    split: str
-    region: str
-    genre: str
-    title: str
-    text: str
-
-
-@dataclass(frozen=True)
-class Item:
-    """A sentence of Which way round: only the words `direction` the name text[start:end] determine its kind.
-
-    `direction` is "before" or "after". The three items of one `group` share the name and everything on its other side.
+    A passage has the keys of its line in the file: id, split, region, genre, title and text.
     """
-
-    id: str
-    split: str
-    direction: str
-    group: str
-    text: str
-    start: int
-    end: int
-    label: str
+    return [SimpleNamespace(**row) for row in _lines("field_notes/passages.jsonl", split)]
 
 
-def passages(split: str | None = None) -> list[Passage]:
-    """The passages of Field Notes of one split ("train", "dev", "test"), or all; DataError for another split."""
-    return [Passage(**row) for row in _lines("field_notes/passages.jsonl", split)]
+def which_way_round(split: str | None = None) -> list[SimpleNamespace]:
+    """The sentences of one split, or all of them, in the order of the file.
 
-
-def which_way_round(split: str | None = None) -> list[Item]:
-    """The sentences of one split, or all of them, in the order of the file."""
-    return [Item(**row) for row in _lines("which_way_round/items.jsonl", split)]
+    A sentence has an id, a split, a text, and a name, text[start:end], whose kind `label` only the words in the
+    `direction` "before" or "after" it determine. The three sentences of one `group` share the name and everything on
+    its other side.
+    """
+    return [SimpleNamespace(**row) for row in _lines("which_way_round/items.jsonl", split)]
 
 
 def read(task: str, name: str, split: str) -> list[Any]:

@@ -84,9 +84,6 @@ class ParaphrasedQuestion:
         answers: the accepted ones, none empty, the usual one first; () where none is known: it cannot be scored then.
         relation: the kind of fact, for scores per relation; None where the set has no relations.
         natural: False where stated templates made the paraphrases from one wording.
-
-    Raises:
-        DataError: paraphrases or answers of another form.
     """
 
     id: str
@@ -144,11 +141,7 @@ def read_paraphrases(
 
 
 def read_known_facts(split: str = "test") -> list[ParaphrasedQuestion]:
-    """The embedded facts of one split, in the order of the file (data/known_facts): "test" to score, "shots" to prompt.
-
-    Raises:
-        DataError: no such split.
-    """
+    """The embedded facts (data/known_facts) of one split, in their order: "test" to score, "shots" to prompt."""
     require_one_of(f"the split of {KNOWN_FACTS}", split, SPLITS)
     rows = json_lines(folder("data") / "known_facts" / "facts.jsonl")
     return [_own(row, str(line)) for line, row in rows if row["split"] == split]
@@ -159,12 +152,7 @@ def sample(questions: Sequence[ParaphrasedQuestion], n: int, seed: int = 0) -> l
 
     The sample does not depend on the order of the questions, and a smaller one is part of a larger one with the same
     seed: methods measured on 150 and on 500 questions of a set share the 150.
-
-    Raises:
-        DataError: `n` below 1.
     """
-    if n < 1:
-        raise DataError(f"{n} questions were asked for; ask for at least 1")
     queues: dict[str, list[str]] = {}
     for question in sorted(questions, key=lambda question: question.id):
         queues.setdefault(question.relation or "", []).append(question.id)
@@ -211,11 +199,7 @@ def _texts(row: dict[str, Any], *names: str, unique: bool = True) -> tuple[str, 
 
 
 def filled(template: str, subject: str) -> str:
-    """A template about a subject: [X] becomes it, [Y] a blank, and no space stands before a stop or a comma.
-
-    Raises:
-        ValueError: the template has no [X] or no [Y].
-    """
+    """A template about a subject: [X] becomes it, [Y] a blank, and no space stands before a stop or a comma."""
     if missing := {"X", "Y"} - set(_SLOT.findall(template)):
         raise ValueError(f"has the template {template!r} without [{min(missing)}]")
     subject = " ".join(subject.split())

@@ -74,11 +74,7 @@ def scan(task: str, source: str | Path, tag_column: int | None = None) -> Scan:
 
 
 def split_names(name: str) -> list[str]:
-    """The splits of a hub data set, or of a folder with its layout.
-
-    Raises:
-        ModelError: `datasets` is not installed. DataError: the data set cannot be reached.
-    """
+    """The splits of a hub data set, or of a folder with its layout."""
     return list(_call_datasets("get_dataset_split_names", name))
 
 

@@ -27,11 +27,7 @@ from labkit.errors import DataError
 
 
 def scan_file(task: str, path: Path, tag_column: int | None = None) -> Scan:
-    """The examples of a file, and a fault for each record that cannot be read.
-
-    Raises:
-        DataError: a file of another form, or one whose records cannot be told apart, such as text that is not JSON.
-    """
+    """The examples of a file, and a fault for each record that cannot be read."""
     suffix = path.suffix.lower()
     is_columns = task == "ner" and suffix in SUFFIXES and not (suffix == ".tsv" and _has_header(path))
     if tag_column is not None and not is_columns:

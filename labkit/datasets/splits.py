@@ -79,14 +79,8 @@ def drawn(examples: list[Any], limit: int | None, seed: int) -> list[Any]:
 
 
 def held_out(examples: Sequence[Any], share: float, seed: int) -> tuple[list[Any], list[Any]]:
-    """(the rest, about `share` of the examples), by groups; both in the order of `examples` and neither empty.
-
-    Raises:
-        DataError: a share outside (0, 1), or all examples are of one group.
-    """
+    """(the rest, about `share` of the examples), by groups; both in the order of `examples` and neither empty."""
     groups = _shuffled_groups(examples, seed)
-    if not 0 < share < 1:
-        raise DataError(f"the share to hold out is {share}; it must be between 0 and 1")
     if len(groups) < 2:
         raise DataError(
             f"all {len(examples)} examples belong to one group (passage, article), so none can be held out: give a dev "
@@ -106,9 +100,6 @@ def folds(examples: Sequence[Any], k: int, seed: int) -> list[list[Any]]:
     """The examples in `k` parts of about equal size; every group is in one part. Parts keep the examples' order.
 
     scikit-learn's GroupKFold balances the sizes only without a seed.
-
-    Raises:
-        DataError: fewer than 2 folds, or fewer groups than folds.
     """
     groups = _shuffled_groups(examples, seed)
     if k < 2 or len(groups) < k:

@@ -52,7 +52,6 @@ def generate(
     *,
     prefix: str = "",
     cue: str = "Answer:",
-    separator: str = "\n",
     weights: Sequence[Sequence[float]] | None = None,
     layer: int | None = None,
     stop: str | Sequence[str] = (),
@@ -66,7 +65,7 @@ def generate(
     Args:
         questions: for each question its paraphrases. method: a name of `METHODS`. engine: one of `ENGINES`.
         prefix: examples or instructions; all paraphrases attend to it. cue: attends to all paraphrases and precedes the
-            answer. separator: appended to each paraphrase.
+            answer.
         weights: for the method "weighted": positive numbers, one for each paraphrase.
         layer: for the method "hidden-average": from 0; by default the middle one.
         stop: texts that end an answer, or special tokens.
@@ -87,7 +86,7 @@ def generate(
     if layer is not None and not (averages_states and 0 <= layer < layers):
         raise DataError(f"layer is {layer}; give it with 'hidden-average' only, from 0 to {layers - 1}")
     averaged_layer = (layers // 2 if layer is None else layer) if averages_states else None
-    everything = prompts(chosen, *token_ids(lm.tokenizer, questions, prefix, cue, separator), weights)
+    everything = prompts(chosen, *token_ids(lm.tokenizer, questions, prefix, cue), weights)
     special = dict(zip(lm.tokenizer.all_special_tokens, lm.tokenizer.all_special_ids, strict=True))
     stops = (stop,) if isinstance(stop, str) else tuple(stop)
     settings = Decoding(stop=tuple(text for text in stops if text not in special), **decoding)

@@ -1,7 +1,7 @@
 """The layout of a fused prompt: prefix, segments, cue, each with its positions, and the mask over them.
 
     prefix        few-shot examples, instructions: all tokens attend to it, and it is encoded once
-    segments      the paraphrases, each with the separator that ends it
+    segments      the paraphrases, each with the line break that ends it
     cue           "Answer:": attends to the prefix and all segments, so the first generated token is fused as well
 
 Each piece is tokenised once, and the ids are put side by side; nothing is decoded and tokenised again.
@@ -22,6 +22,7 @@ from labkit import masks
 from labkit.errors import DataError
 from labkit.fusion.methods import Method
 
+SEPARATOR = "\n"  # ends each segment
 PREFIX, PADDING, CUE = 0, -1, -2  # owners of tokens; the segments of a row are 1, 2, ...
 
 
@@ -72,12 +73,12 @@ def mask_of(owners: Sequence[int]) -> masks.Mask:
 
 
 def token_ids(
-    tokenizer: Any, questions: Sequence[Sequence[str]], prefix: str, cue: str, separator: str
+    tokenizer: Any, questions: Sequence[Sequence[str]], prefix: str, cue: str
 ) -> tuple[list[int], list[list[list[int]]], list[int]]:
     """(prefix ids, for each question the ids of its paraphrases, cue ids).
 
-    If the tokenizer adds a beginning-of-sequence token, it belongs to the prefix. The separator belongs to the segment
-    that it ends. Raises DataError without a tokenizer, a question or a cue, or if a text is empty.
+    If the tokenizer adds a beginning-of-sequence token, it belongs to the prefix. Raises DataError without a
+    tokenizer, a question or a cue, or if a text is empty.
     """
     if tokenizer is None:
         raise DataError("the model has no tokenizer, so no text can be read: add its tokenizer files")
@@ -93,7 +94,7 @@ def token_ids(
         return tokenizer(text, add_special_tokens=False)["input_ids"] if text else []
 
     begin = [token for token in tokenizer("")["input_ids"][:1] if token == tokenizer.bos_token_id]
-    segments = [[tokenised(text + separator) for text in paraphrases] for paraphrases in questions]
+    segments = [[tokenised(text + SEPARATOR) for text in paraphrases] for paraphrases in questions]
     return begin + tokenised(prefix), segments, tokenised(cue)
 
 

@@ -29,6 +29,7 @@ from labkit.datasets.paraphrases import KNOWN_FACTS, ParaphrasedQuestion, read_k
 from labkit.errors import DataError
 from labkit.files import is_stream, require_writable
 from labkit.fusion.generation import generate
+from labkit.fusion.layout import SEPARATOR
 from labkit.fusion.methods import Settings
 from labkit.fusion.scores import (
     Answers,
@@ -42,7 +43,7 @@ from labkit.fusion.scores import (
 from labkit.models import Loaded, load
 from labkit.run_folder import changes
 
-QUESTION, SEPARATOR, CUE = "Question: ", "\n", "Answer:"  # a paraphrase stands between the first two
+QUESTION, CUE = "Question: ", "Answer:"
 FIXED = ("settings", "data", "versions", "model")  # the parts of the header that a resumed run must share
 
 
@@ -191,7 +192,7 @@ def _answered(lm: Loaded, settings: Settings, prefix: str, rows: list[dict[str, 
     """Rows of `plan`, with their answers."""
     result = generate(
         lm, [[QUESTION + text for text in row["paraphrases"]] for row in rows], settings.method, settings.engine,
-        prefix=prefix, cue=CUE, separator=SEPARATOR, layer=settings.layer,
+        prefix=prefix, cue=CUE, layer=settings.layer,
         weights=settings.weights and [settings.weights] * len(rows), max_new_tokens=settings.max_new_tokens,
         stop=settings.stop or (), first_line=not settings.stop, batch_size=settings.batch_size,
     )  # fmt: skip

@@ -61,8 +61,6 @@ def lemmatised_match(prediction: str, answers: Iterable[str], lemmatizer: Lemmat
 
 
 def _accepted(answers: Iterable[str], form: Callable[[str], str] = comparable) -> list[str]:
-    if isinstance(answers, str):
-        raise DataError(f"the answers are one text, {answers!r}; give a list of texts")
     return [text for text in map(form, answers) if text]
 
 

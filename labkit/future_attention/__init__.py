@@ -44,6 +44,7 @@ from labkit.masks import Mask
 SOURCES = ("position", "tokens", "memory")
 LOSSES = ("mse", "cosine", "infonce", "kl")
 TARGETS = ("joint", "difference")
+RANK = 16  # channels of the columns from "tokens"
 TEMPERATURE = 0.1  # of "infonce", on cosine similarities
 
 Contribution = Float[Tensor, "batch heads seq width"]
@@ -57,20 +58,18 @@ class Future:
         dim: how many positions ahead have a column; of `memory`: how many slots there are.
         source: "position": free keys and values for every absolute position, as the idea was first tried.
             "tokens": made from the state of the position that asks, times a free vector for each distance ahead, in
-            `rank` channels. "memory": slots that every position attends to, which stand for nothing: a control, known
+            RANK channels. "memory": slots that every position attends to, which stand for nothing: a control, known
             as persistent-memory attention (Sukhbaatar et al. 2019).
-        rank: channels of "tokens".
         layers: which layers have columns; None: all.
     """
 
     dim: int = 50
     source: str = "position"
-    rank: int = 16
     layers: tuple[int, ...] | None = None
 
     def __post_init__(self) -> None:
-        if self.dim < 1 or self.rank < 1:
-            raise ModelError(f"future_dim is {self.dim} and rank {self.rank}: give whole numbers from 1")
+        if self.dim < 1:
+            raise ModelError(f"future_dim is {self.dim}: give a whole number from 1")
         if self.source not in SOURCES:
             raise ModelError(f"there are no columns from {self.source!r}; there are {', '.join(SOURCES)}")
 
@@ -150,18 +149,18 @@ class Free(nn.Module):
 class FromTokens(nn.Module):
     """Key and value of (i, i + d): W (e_d * c_i), with c_i = 1 + A x_i of the position that asks, e_d of the distance.
 
-    So the columns cost `rank` numbers per distance, and no tensor of size seq x dim x width is ever made: a score is
+    So the columns cost RANK numbers per distance, and no tensor of size seq x dim x width is ever made: a score is
     (W^T q_i * c_i) . e_d.
     """
 
     def __init__(self, config: GPTConfig, future: Future):
         super().__init__()
         self.heads, self.context, self.dim = config.heads, config.context, future.dim
-        self.content = nn.Linear(config.width, future.rank, bias=False)
+        self.content = nn.Linear(config.width, RANK, bias=False)
         nn.init.normal_(self.content.weight, std=0.02)
-        self.key, self.value = (nn.Parameter(0.02 * torch.randn(config.width, future.rank)) for _ in range(2))
+        self.key, self.value = (nn.Parameter(0.02 * torch.randn(config.width, RANK)) for _ in range(2))
         # not as small as GPT-2's weights are at the beginning: with all factors small, none would learn
-        self.key_ahead, self.value_ahead = (nn.Parameter(torch.randn(future.dim, future.rank)) for _ in range(2))
+        self.key_ahead, self.value_ahead = (nn.Parameter(torch.randn(future.dim, RANK)) for _ in range(2))
 
     def visible(self, start: int, seq: int, device) -> Tensor:
         at = torch.arange(start, start + seq, device=device)[:, None]
@@ -213,11 +212,7 @@ class FutureAttention(Attention):
 
 
 class FutureGPT(GPT):
-    """`labkit.gpt.GPT` with Future Attention in some or all of its layers. It is causal, and takes no other mask.
-
-    Raises:
-        ModelError: a `Future` that does not fit the config.
-    """
+    """`labkit.gpt.GPT` with Future Attention in some or all of its layers. It is causal, and takes no other mask."""
 
     def __init__(self, config: GPTConfig, future: Future | None = None):
         future = future or Future()
@@ -258,11 +253,7 @@ class FutureGPT(GPT):
 
     @classmethod
     def from_gpt(cls, model: nn.Module, future: Future | None = None) -> FutureGPT:
-        """Begin with the weights of a `labkit.gpt.GPT` or of transformers' GPT-2; only the columns are new.
-
-        Raises:
-            ModelError: a `Future` that does not fit, or a model that is not a GPT-2.
-        """
+        """Begin with the weights of a `labkit.gpt.GPT` or of transformers' GPT-2; only the columns are new."""
         plain = model if isinstance(model, GPT) else GPT.from_transformers(model)
         made = cls(plain.config, future)
         made.load_state_dict(plain.state_dict(), strict=False)  # all but the columns

@@ -27,8 +27,7 @@ from torch.nn import functional as F
 
 from labkit.errors import ModelError
 from labkit.future_attention import Future, FutureGPT, FutureLoss
-from labkit.gpt import CAUSAL, GPT, GPTConfig
-from labkit.masks import Mask
+from labkit.gpt import GPT, GPTConfig
 from labkit.objectives import linear_cross_entropy
 
 COLUMNS = {"future": "position", "shuffled": "position", "tokens": "tokens", "shuffled-tokens": "tokens"}
@@ -36,11 +35,7 @@ WHOLE, NUMBER = r"([1-9]\d*)", r"(\d+(?:\.\d+)?(?:e-?\d+)?)"
 
 
 def arm(name: str, weight: float = 1.0, layers: tuple[int, ...] | None = None) -> Arm:
-    """The arm called `name`; `weight` and `layers` are those of an auxiliary loss whose name sets no weight.
-
-    Raises:
-        ModelError: there is no such arm.
-    """
+    """The arm called `name`; `weight` and `layers` are those of an auxiliary loss whose name sets no weight."""
     if name in ("baseline", "smaller", "memory"):
         return Arm(name, name)
     if match := re.fullmatch(r"dropout:(0?\.\d*[1-9])", name):
@@ -67,11 +62,7 @@ class Arm:
     value: float | int | None = None
 
     def build(self, config: GPTConfig, seed: int) -> GPT:
-        """The untrained model. All arms of a seed start with the weights of `smaller`, as far as they have them.
-
-        Raises:
-            ModelError: more columns, or more tokens ahead, than the context has.
-        """
+        """The untrained model. All arms of a seed start with the weights of `smaller`, as far as they have them."""
         if self.kind == "multi-token" and self.value >= config.context:
             raise ModelError(f"{self.name}: the context has only {config.context} tokens")
         with torch.random.fork_rng():
@@ -115,9 +106,9 @@ class MultiTokenGPT(GPT):
             nn.init.normal_(layer.weight, std=0.02)
             nn.init.zeros_(layer.bias)
 
-    def loss_ahead(self, ids: Tensor, targets: Tensor, mask: Mask = CAUSAL) -> tuple[Tensor, Tensor]:
+    def loss_ahead(self, ids: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
         """Mean nats of the next token, and of the tokens after it; `targets` as for `loss`."""
-        hidden = self.hidden(ids, mask)
+        hidden = self.hidden(ids)
         later = [
             linear_cross_entropy(hidden[:, :-k] + layer(hidden[:, :-k]), self.wte.weight, targets[:, k:])
             for k, layer in enumerate(self.ahead, 1)

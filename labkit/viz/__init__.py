@@ -14,14 +14,13 @@ from importlib import import_module
 from typing import Any
 
 _PUBLIC = {  # module -> the public names that it defines
-    "heat": ("attention_figure", "category_figure", "head_grid", "mask_figure", "values_figure"),
+    "heat": ("attention_figure", "category_figure", "mask_figure", "values_figure"),
     "charts": ("curves_figure", "curves_slider", "forest_figure", "stacked_slider"),
     "predictions": ("fill_ins_figure", "objectives_figure", "walk_figure", "windows_figure"),
     "panels": ("slider",),
     "probe": ("probe_figure",),
     "text": ("answer_figure", "entities_figure", "generation_figure", "stacked", "words_figure"),
     "mask_playground": ("playground",),
-    "explorer": ("attention_explorer",),
     "asking": ("ask",),
     "bertviz": ("bertviz_compare", "bertviz_head_view", "bertviz_model_view", "bertviz_neuron_view"),
 }

@@ -13,9 +13,12 @@ WIDE = ipywidgets.Layout(width="620px")
 
 
 class Ask(ipywidgets.VBox):
-    """What `ask` returns; where widgets cannot run, the first answer is shown."""
+    """Fields to type in, with their first texts, and a button; `answer(**texts)` gives the HTML that is shown below.
 
-    def __init__(self, answer: Callable[..., str], fields: dict[str, str]):
+    Where widgets cannot run, the first answer is shown.
+    """
+
+    def __init__(self, answer: Callable[..., str], **fields: str):
         self.answer, self.button = answer, ipywidgets.Button(description="Answer")
         self.fields = {name: ipywidgets.Text(text, description=name, layout=WIDE) for name, text in fields.items()}
         first = answer(**fields)
@@ -34,6 +37,4 @@ class Ask(ipywidgets.VBox):
         return super()._repr_mimebundle_(**options) | {"text/html": self.shown.value, "text/plain": self.alt}
 
 
-def ask(answer: Callable[..., str], **fields: str) -> Ask:
-    """Fields to type in, with their first texts, and a button; `answer(**texts)` gives the HTML that is shown below."""
-    return Ask(answer, fields)
+ask = Ask

@@ -15,7 +15,6 @@ from collections.abc import Mapping, Sequence
 from html import escape
 from importlib import import_module
 from importlib.resources import files
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 from uuid import uuid4
@@ -26,7 +25,7 @@ import torch
 from labkit.attention.maps import AttentionMaps, attention_maps
 from labkit.attention.neurons import neuron_maps
 from labkit.attention.plain import clean, visible
-from labkit.errors import LabkitError, MaskError, ModelError
+from labkit.errors import LabkitError, MaskError, needs_extra
 from labkit.masks import bidirectional, causal
 from labkit.viz.page import joined
 
@@ -108,12 +107,12 @@ def bertviz_neuron_view(lm, text, mask=None, *, layers=None, heads=None) -> Bert
     Arguments and errors as `bertviz_head_view`. ModelError: a model whose weights are not the softmax of these products
     alone (a softcap, attention sinks).
     """
-    _bertviz("neuron_view")
-    neurons = neuron_maps(lm, text, mask, layers=layers)
-    maps = neurons.attention
-    n, dim = neurons.queries.shape[2:]
+    with needs_extra("viz"):
+        script = files("bertviz").joinpath("neuron_view.js").read_text(encoding="utf-8")
+    maps, queries, keys = neuron_maps(lm, text, mask, layers=layers)
+    n, dim = queries.shape[2:]
     heads, tokens = _chosen_heads("neuron", maps, heads, n + 2 * dim), [visible(token) for token in maps.tokens]
-    arrays = {"attn": maps.weights, "queries": neurons.queries, "keys": neurons.keys}
+    arrays = {"attn": maps.weights, "queries": queries, "keys": keys}
     arrays = {name: array[:, list(heads)].astype(float).round(DIGITS) for name, array in arrays.items()}
     lists = {name: array.tolist() for name, array in arrays.items()}
     # bertviz prepares this view only from models of its own; here its JavaScript is given the arrays directly. It hides
@@ -127,7 +126,6 @@ def bertviz_neuron_view(lm, text, mask=None, *, layers=None, heads=None) -> Bert
         "layer": 0,
         "head": 0,
     }
-    script = files("bertviz").joinpath("neuron_view.js").read_text(encoding="utf-8")
     panel = {
         "heading": "",
         "note": f"{maps.name}, mask: {maps.mask}; rest the mouse on a token on the left, and press its plus sign",
@@ -182,7 +180,9 @@ def _panel(view: str, maps: AttentionMaps, drawn, heads: tuple[int, ...], headin
     at = {layer: i for i, layer in enumerate(maps.layers)}
     per_layer = [weights[at.get(layer, 0)] for layer in range(max(maps.layers) + 1)]  # it skips layers left out
     options |= {"include_layers": list(maps.layers), "prettify_tokens": False, "html_action": "return"}
-    page = getattr(_bertviz(view), view)(per_layer, [visible(token) for token in maps.tokens], **options).data
+    with needs_extra("viz"):
+        draw = getattr(import_module(f"bertviz.{view}"), view)
+    page = draw(per_layer, [visible(token) for token in maps.tokens], **options).data
     # Tokens are in the script, so its end is searched from behind.
     html, _, rest = page.partition('<script type="text/javascript">\n')
     return {
@@ -204,12 +204,6 @@ def _drawing(panel: dict[str, Any]) -> str:
         "const require = { config() {} }, requirejs = (names, use) => use(jquery, d3);\n"
         f"{script}\n}}}}"
     )
-
-
-def _bertviz(view: str):
-    if find_spec("bertviz") is None:
-        raise ModelError("bertviz is not installed: pip install 'labkit-bidirectional[viz]', or bertviz itself")
-    return import_module(f"bertviz.{view}")
 
 
 def _chosen_heads(view: str, maps: AttentionMaps, heads, numbers: int) -> tuple[int, ...]:

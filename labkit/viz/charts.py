@@ -181,9 +181,6 @@ def forest_figure(
         marks: `{name: x}`, dashed lines such as chance or a claim.
         zero: whether the values are differences: the axis includes 0, with a line, and only points whose interval
             excludes 0 are filled.
-
-    Raises:
-        MaskError: no arm, or a value that is not finite.
     """
     marks = marks or {}
     labels, points, headings = [], [], {}  # a label for each row of the plot; {row: name} of the groups

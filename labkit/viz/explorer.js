@@ -10,7 +10,7 @@ function render({ model, el }) {
   const n = tokens.length;
   const sets = names.length;
   const count = layers.length * heads;
-  const views = sets > 1 ? { before: names[0], after: names[1], difference: "difference" } : { before: names[0] };
+  const views = { before: names[0], after: names[1], difference: "difference" };
   const set = (values) => {
     for (const [name, value] of Object.entries(values)) model.set(name, value);
     model.save_changes();
@@ -53,7 +53,7 @@ function render({ model, el }) {
   order.addEventListener("change", () => set({ sort: order.value }));
   rising.addEventListener("click", () => set({ rising: !get("rising") }));
   const card = element("div", "labkit-widget labkit-explorer", { "data-lm-suppress-shortcuts": "true" },
-    element("div", "ex-controls", {}, sliders.layer.el, sliders.head.el, ...(sets > 1 ? [choice] : [])),
+    element("div", "ex-controls", {}, sliders.layer.el, sliders.head.el, choice),
     strip, sentence, spoken,
     element("div", "ex-body", {},
       element("div", "ex-large", {}, map.el, note,
@@ -233,7 +233,7 @@ function render({ model, el }) {
     }
     const weights = head.maps.map((map) => map[q * n + k]);
     const lines = weights.map((weight, set) => `${names[set]} ${exactly(weight)}`);
-    if (sets > 1) lines.push(`change ${signed(weights[1] - weights[0])}`);
+    lines.push(`change ${signed(weights[1] - weights[0])}`);
     return [`"${tokens[q]}" (${q}) attends to "${tokens[k]}" (${k})${k > q ? ", its future" : ""}`, ...lines];
   }
 

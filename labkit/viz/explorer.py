@@ -11,7 +11,6 @@ explorer says so. `to_html` makes a page that holds as many heads as its size al
 from __future__ import annotations
 
 import zlib
-from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -49,30 +48,11 @@ def explore_attention(lm, text, *, layers=None) -> Explorer:
     before = [sliding_window(window) if window else causal() for window in windows]
     after = [sliding_window(window, causal=False) if window else bidirectional() for window in windows]
     maps = [attention_maps(lm, text, masks, layers=layers) for masks in (before, after)]
-    return attention_explorer(*maps, names=("causal", "bidirectional"))
-
-
-def attention_explorer(
-    before: AttentionMaps, after: AttentionMaps | None = None, names: Sequence[str] = ("before", "after")
-) -> Explorer:
-    """A widget to look through the attention of every layer and head, and to compare it under two masks.
-
-    Args:
-        before, after: maps of one text under two masks; without `after` there is nothing to compare.
-        names: what they are called.
-
-    Raises:
-        MaskError: two sets of maps that are not of the same text and layers.
-    """
-    sets = [before] if after is None else [before, after]
-    if any((maps.tokens, maps.layers) != (before.tokens, before.layers) for maps in sets):
-        raise MaskError("the tokens or layers before and after differ: the explorer compares two masks on one text")
-    weights = np.stack([maps.weights for maps in sets])
-    return Explorer(weights, before.tokens, list(names[: len(sets)]), list(before.layers))
+    return Explorer(*maps)
 
 
 class Explorer(anywidget.AnyWidget):
-    """What `attention_explorer` returns.
+    """What `explore_attention` returns.
 
     Attributes:
         layer, head: which map is shown; `layer` is the number of the layer in the model.
@@ -96,7 +76,7 @@ class Explorer(anywidget.AnyWidget):
     lifted = traitlets.Bool(False).tag(sync=True)
 
     tokens = traitlets.List(traitlets.Unicode()).tag(sync=True)
-    names = traitlets.List(traitlets.Unicode()).tag(sync=True)
+    names = traitlets.List(traitlets.Unicode(), ["causal", "bidirectional"]).tag(sync=True)
     layers = traitlets.List(traitlets.Int()).tag(sync=True)
     heads = traitlets.Int(1).tag(sync=True)
     measures = traitlets.Dict().tag(sync=True)  # {sort: [[one number per map], one list per set]}
@@ -106,22 +86,21 @@ class Explorer(anywidget.AnyWidget):
     # (sets, size, size); exact where size is the number of tokens.
     held = traitlets.List().tag(sync=True)
 
-    def __init__(self, weights: np.ndarray, tokens: list[str], names: list[str], layers: list[int]) -> None:
-        self.weights = weights
+    def __init__(self, before: AttentionMaps, after: AttentionMaps) -> None:
+        self.weights = weights = np.stack([before.weights, after.weights])
         side = min(PICTURE_SIDE, max(4, int((ALL_PICTURES / weights[..., 0, 0].size) ** 0.5)))
         maps = np.stack([[pooled(layer, side) for layer in layers] for layers in weights]).astype(np.float32)
         peaks = maps.max((-2, -1), keepdims=True)  # a picture is in 256 shades of its largest cell
         shades = (maps / np.maximum(peaks, 1e-9) * 255).round().astype("u1")
         peaks = peaks.reshape(len(weights), -1).astype(float).round(6).tolist()
         super().__init__(
-            tokens=tokens,
-            names=names,
-            layers=layers,
+            tokens=before.tokens,
+            layers=list(before.layers),
             heads=weights.shape[2],
             measures={name: measure(weights).reshape(len(weights), -1).tolist() for name, measure in MEASURES.items()},
             pictures={"size": maps.shape[-1], "peaks": peaks, "bytes": zlib.compress(shades.tobytes())},
-            layer=layers[0],
-            lifted=len(tokens) > PICTURE_SIDE,
+            layer=before.layers[0],
+            lifted=len(before.tokens) > PICTURE_SIDE,
         )
         self._show_head()
         self.observe(self._show_head, ["layer", "head"])
@@ -177,10 +156,10 @@ class Explorer(anywidget.AnyWidget):
         packed = zlib.compress(maps.astype("<f4").tobytes())
         return {"layer": layer, "head": head, "size": maps.shape[-1], "bytes": packed}
 
-    @traitlets.validate("layer", "head", "query", "view")
+    @traitlets.validate("layer", "head", "query")
     def _exists(self, proposal) -> Any:
         choices = {"layer": self.layers, "head": range(self.heads), "query": [None, *range(len(self.tokens))]}
-        choices = choices.get(proposal.trait.name, VIEWS if len(self.names) == 2 else VIEWS[:1])
+        choices = choices[proposal.trait.name]
         if proposal.value not in choices:
             text = f"choose one of {', '.join(map(str, choices[:50]))}"
             raise MaskError(f"there is no {proposal.trait.name} {proposal.value!r} here: {text}")

@@ -1,4 +1,4 @@
-"""Heat maps: masks, attention, all heads of a model, numbers per layer, verdicts. Arrays in, plotly figures out.
+"""Heat maps: masks, attention, numbers per layer, verdicts. Arrays in, plotly figures out.
 
 Rows are queries and columns are keys. The upper triangle, a token's future, is always shown, and a stepped line
 separates it from the past. Hovering names the row, the column and the exact value.
@@ -12,7 +12,7 @@ from dataclasses import replace
 import numpy as np
 import plotly.graph_objects as go
 
-from labkit.attention.plain import clean, plain_array, short, weight_array
+from labkit.attention.plain import clean, plain_array, weight_array
 from labkit.errors import MaskError
 from labkit.viz import style
 from labkit.viz.panels import LETTER, WIDEST, Panel, drawn, steps
@@ -81,33 +81,6 @@ def attention_figure(
         panels.append(Panel(heading, grid.astype(float), *labels, WEIGHTS, 0, top, numbers, words=words))
     panels[0].scale = name
     return _one_or_several(panels, title, "Attention")
-
-
-def head_grid(weights, tokens: Sequence[str] | None = None, title: str | None = None) -> go.Figure:
-    """All heads of all layers: weights (layers, heads, n, n); a row for each layer, one colour scale.
-
-    Of more than 32 tokens, neighbours share a cell: the mean over its queries of the attention on its keys.
-    """
-    array = weight_array(weights, dims=(4,)).astype(float)
-    layers, heads, _, n = array.shape
-    shares = (array * future_of(n, n)).sum((2, 3)) / n  # (layers, heads)
-    maps = pooled(array, 32)
-    side = maps.shape[-1]
-    canvas = np.pad(maps, [(0, 0), (0, 0), (0, 1), (0, 1)], constant_values=np.nan)  # a gap between the heads
-    canvas = canvas.swapaxes(1, 2).reshape(layers * (side + 1), heads * (side + 1))
-    names = [short(clean(token)) for token in token_labels(tokens, n, n)[1]]
-    keys = [*(names[j * n // side] for j in range(side)), ""]
-    rows = [f"layer {i}, {key}" for i in range(layers) for key in keys]
-    columns = [f"head {i}, {key}" for i in range(heads) for key in keys]
-    panel = Panel("", canvas, rows, columns, WEIGHTS, 0, float(maps.max()) or 1e-9, tokens=False, scale="weight")
-    layer, head = np.unravel_index(shares.argmax(), shares.shape)
-    most = f"most in layer {layer}, head {head}: {shares.max():.0%}"
-    words = f"{shares.mean():.0%} of the attention goes to the future; {most}."
-    figure = drawn([panel], title or f"{layers} layers of {heads} heads", words)
-    middles = [i * (side + 1) + (side - 1) / 2 for i in range(max(layers, heads))]
-    names = [f"head {i}" if heads <= 8 else str(i) for i in range(heads)]
-    figure.update_xaxes(tickvals=middles[:heads], ticktext=names, tickangle=0)
-    return figure.update_yaxes(tickvals=middles[:layers], ticktext=[f"layer {i}" for i in range(layers)])
 
 
 def values_figure(

@@ -46,9 +46,6 @@ class LiveModel:
         lm: what `labkit.load` gives, with a tokenizer.
         before_layer: called before each layer computes; it may raise to end the answer.
         reads: where a hidden token is read: "before" (MNTP and next-token models) or "same" (MLM).
-
-    Raises:
-        MaskError: no tokenizer. ModelError: no decoder that labkit knows.
     """
 
     def __init__(self, lm: Any, before_layer: Callable[[], None], reads: str = "before") -> None:
@@ -66,11 +63,7 @@ class LiveModel:
         self._maps = lru_cache(KEPT)(lambda ids, mask: attention_maps(self.lm, list(ids), mask).weights)
 
     def tokens(self, sentence: str) -> tuple[tuple[int, ...], list[str]]:
-        """The ids of a sentence and each as text, special tokens that the tokenizer adds included.
-
-        Raises:
-            MaskError: no token, or more than the playground can show or the model has positions for.
-        """
+        """The ids of a sentence and each as text, special tokens that the tokenizer adds included."""
         ids = self.lm.tokenizer(sentence, verbose=False)["input_ids"] if sentence.strip() else []
         if len(ids) <= MOST_TOKENS:  # more are refused below, whatever the model
             require_positions(len(ids), self.decoder.config, refusal=MaskError, cure="give a shorter text")

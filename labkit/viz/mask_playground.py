@@ -31,21 +31,14 @@ from labkit.viz.page import joined, page, with_figure
 SENTENCE = "the cat sat on the mat"
 
 
-def playground(tokens: str | Sequence[str] = SENTENCE, mask: masks.Mask | None = None) -> Playground:
-    """A widget to compose and paint the attention mask of a sentence, or of a list of tokens; `mask` is shown first.
-
-    Raises:
-        MaskError: no token or more than 512, or a mask that is not for one sentence of this length.
-    """
-    return Playground(tokens, mask)
-
-
 class Superseded(Exception):
     """The question that is being answered no longer counts. Never leaves this module."""
 
 
 class Playground(anywidget.AnyWidget):
-    """What `playground` returns.
+    """A widget to compose and paint the attention mask of a sentence, or of a list of tokens; `mask` is shown first.
+
+    Raises MaskError: no token or more than 512, or a mask that is not for one sentence of this length.
 
     Attributes:
         mask: the Mask that is shown; can be set. The expression that was composed, or `from_dense` where painted cells
@@ -231,3 +224,6 @@ class Playground(anywidget.AnyWidget):
     def _repr_mimebundle_(self, **options) -> tuple[dict[str, object], dict[str, object]]:
         figure = mask_figure(self.cells, self.tokens, repr(self.mask))
         return with_figure(super()._repr_mimebundle_(**options), figure)
+
+
+playground = Playground

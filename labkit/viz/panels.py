@@ -178,9 +178,6 @@ def slider(figures: Mapping[str, go.Figure], name: str, start: int = 0, menu: bo
 
     `menu` draws a menu instead of the slider, for labels that have no order. The result holds the traces of all
     figures, and each step shows those of one of them, with its layout. All need the same number of panels.
-
-    Raises:
-        MaskError: no figures, a start without a figure, or figures with different numbers of panels.
     """
     if not 0 <= start < len(figures):
         raise MaskError(f"there is no figure {start}: slider takes {{label: figure}} and the number of one of them")

@@ -16,6 +16,7 @@ from labkit.viz.style import bool_grid, escape, percent, titled
 
 BOXES = (style.MASKED, style.LIGHT_OPEN, style.LIGHT_WRONG, style.PAPER, style.INK)
 NOT_ATTENDED, RIGHT, WRONG, PLAIN, HIDDEN = range(len(BOXES))
+TOP = 5  # predictions of a model that are shown
 PALE = "#B8C0C8"  # predictions that are not the hidden token
 
 
@@ -84,10 +85,8 @@ def walk_figure(tokens: Sequence[str], mask, predicts: Sequence, truth: Sequence
     return slider(figures, "position", start)
 
 
-def fill_ins_figure(
-    tokens: Sequence[str], position: int, answers: Mapping[str, Sequence], truth: str, top: int = 5
-) -> go.Figure:
-    """A sentence with the token at `position` hidden, and each model's best predictions; the hidden token is blue.
+def fill_ins_figure(tokens: Sequence[str], position: int, answers: Mapping[str, Sequence], truth: str) -> go.Figure:
+    """A sentence with the token at `position` hidden, and each model's 5 best predictions; the hidden token is blue.
 
     `answers`: `{model: [(token, probability), ...]}`; an empty list: the model cannot predict this token.
     """
@@ -96,7 +95,7 @@ def fill_ins_figure(
     answers = {model: [(token, float(share)) for token, share in best] for model, best in answers.items()}
     figure = make_subplots(1, len(answers), subplot_titles=list(map(escape, answers)), horizontal_spacing=0.06)
     for column, best in enumerate(answers.values(), 1):
-        best = best[:top]
+        best = best[:TOP]
         texts = [f"<b>{escape(visible(token))}</b> {percent(share)}" for token, share in best] or ["no prediction"]
         figure.add_bar(
             x=[share for _, share in best] or [0.0],
@@ -112,13 +111,13 @@ def fill_ins_figure(
         )
     most = max((share for best in answers.values() for _, share in best), default=1.0)
     figure.update_xaxes(range=[0, 1.7 * most], tickvals=[0, most], tickformat=".0%", zeroline=False)
-    figure.update_yaxes(range=[top + 0.6, 0.4], showticklabels=False, showgrid=False, ticks="", zeroline=False)
+    figure.update_yaxes(range=[TOP + 0.6, 0.4], showticklabels=False, showgrid=False, ticks="", zeroline=False)
     figure.update_annotations(font_size=13)
     figure.update_layout(showlegend=False, bargap=0.3)
     sentence = " ".join("____" if i == position else visible(token) for i, token in enumerate(tokens))
     right = [model for model, best in answers.items() if best and best[0][0] == truth]
     words = f"Hidden: “{visible(truth)}”. First choice of {', '.join(right) or 'none of the models'}."
-    return titled(figure, sentence, words, 820, 28 * top + 60, l=24, r=10, t=24, b=30)
+    return titled(figure, sentence, words, 820, 28 * TOP + 60, l=24, r=10, t=24, b=30)
 
 
 def windows_figure(windows: Sequence[tuple[int, int]], answer: tuple[int, int], n: int) -> go.Figure:

@@ -22,9 +22,6 @@ def probe_figure(words: Sequence[str], measured: Mapping[str, Mapping[str, Any]]
     Args:
         words: the words of the text, (n,).
         measured: {model: {batch: (n, n) bool}}, where [i, j] tells whether replacing word j changes state i.
-
-    Raises:
-        MaskError: a matrix that is not (n, n).
     """
     grids = {
         model: {batch: bool_grid(cells, f"{model}, {batch}").tolist() for batch, cells in batches.items()}

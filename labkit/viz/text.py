@@ -6,6 +6,7 @@ pages. Every mark has a sign or a line besides its colour.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from html import escape
 from itertools import pairwise
@@ -44,17 +45,16 @@ class TextFigure(str):
         printer.text(self.alt)
 
 
-def answer_figure(text: str, spans: Sequence, gold: Sequence = (), question: str | None = None) -> TextFigure:
+def answer_figure(text: str, spans: Sequence) -> TextFigure:
     """Answers in a text, `[(start, end, probability)]` in characters (end exclusive), the 8 likeliest underlined.
 
     Spans that overlap are underlined at different depths; each has its rank and probability, and a list below repeats
-    them with the answers. `gold`, a list of `(start, end)`, is overlined.
+    them with the answers.
 
     Raises:
         MaskError: an empty span, or one outside the text.
     """
     ranked = sorted(((*_span(span, text), span[2]) for span in spans), key=lambda span: -span[2])[:MOST_SHOWN]
-    gold = [_span(span, text) for span in gold]
     marks, ends, lanes, items = [], {}, [], []
     for i, (start, end, share) in enumerate(ranked):
         # the first depth at which nothing overlaps it
@@ -63,15 +63,10 @@ def answer_figure(text: str, spans: Sequence, gold: Sequence = (), question: str
         line = f"border-bottom:3px {STROKES[i % 4]} {LINES[i % 6]}"
         marks.append((start, end, f"{line};padding-bottom:{2 + LANE * lanes[-1]}px"))
         ends.setdefault(end, []).append(_chip(f"{i + 1}: {percent(share)}", LINES[i % 6]))
-        note = " (gold)" if (start, end) in gold else ""
-        items.append(f'<li><span style="{line}">{escape(text[start:end])}</span> {percent(share)}{note}</li>')
-    marks += [(*span, "border-top:2px solid currentColor;padding-top:2px") for span in gold]
+        items.append(f'<li><span style="{line}">{escape(text[start:end])}</span> {percent(share)}</li>')
     high = 1.5 + LANE * (max(lanes, default=0) + 1) / 15
-    body = f'<p style="margin:0 0 6px"><b>{escape(question)}</b></p>' if question else ""
-    body += f'<p style="margin:0;line-height:{high:.2f};white-space:pre-wrap">{_marked(text, marks, ends)}</p>'
+    body = f'<p style="margin:0;line-height:{high:.2f};white-space:pre-wrap">{_marked(text, marks, ends)}</p>'
     body += f'<ol style="margin:10px 0 0">{"".join(items)}</ol>'
-    if gold:
-        body += '<p style="margin:8px 0 0"><span style="border-top:2px solid currentColor">overlined</span>: gold</p>'
     alt = "; ".join(f'"{text[a:b]}" {percent(share)}' for a, b, share in ranked) or "none"
     return _figure(body, f"Answers: {alt}.")
 
@@ -82,34 +77,29 @@ def entities_figure(text: str, gold: Sequence | None, predicted: Sequence) -> Te
     Each entity has a sign and a colour for its outcome: right, wrong label, wrong boundary, both, missed, or spurious.
     A legend gives their counts. A gold entity is paired with one predicted entity at most. `gold` is None where no one
     has labelled the text: then the predicted entities have one colour and no outcome.
-
-    Raises:
-        MaskError: an empty span, or one outside the text.
     """
     predicted = [(*_span(entity, text), str(entity[2])) for entity in predicted]
     if gold is None:
-        marks = [
-            (start, end, f"background:{LINES[0]}40;padding:2px 0;border-radius:3px") for start, end, _ in predicted
-        ]
-        chips = {end: [_chip(label, LINES[0])] for _, end, label in predicted}
-        body = f'<p style="margin:0;line-height:2;white-space:pre-wrap">{_marked(text, marks, chips)}</p>'
-        return _figure(body, f"Entities: {', '.join(f'{text[a:b]} {label}' for a, b, label in predicted) or 'none'}.")
-    gold = [(*_span(entity, text), str(entity[2])) for entity in gold]
-    marks, ends, counts = [], {}, dict.fromkeys(KINDS, 0)
-    for kind, true, guess in _compared(gold, predicted):
-        sign, colour = KINDS[kind]
-        counts[kind] += 1
+        outcomes = [(None, None, entity) for entity in predicted]
+    else:
+        outcomes = _compared([(*_span(entity, text), str(entity[2])) for entity in gold], predicted)
+    marks, ends, counts = [], {}, Counter(kind for kind, *_ in outcomes)
+    for kind, true, guess in outcomes:
+        sign, colour = KINDS.get(kind, ("", LINES[0]))
         if guess:
             marks.append((*guess[:2], f"background:{colour}40;padding:2px 0;border-radius:3px"))
         if true:
             line = f"dashed {colour}" if kind == "missed" else "solid currentColor"
             marks.append((*true[:2], f"border-bottom:2px {line}"))
         label = f"{guess[2]}, gold {true[2]}" if true and guess and true[2] != guess[2] else (true or guess)[2]
-        ends.setdefault(max(span[1] for span in (true, guess) if span), []).append(_chip(f"{sign} {label}", colour))
-    counted = [kind for kind, count in counts.items() if count]
+        chip = _chip(f"{sign} {label}".strip(), colour)
+        ends.setdefault(max(span[1] for span in (true, guess) if span), []).append(chip)
+    body = f'<p style="margin:0;line-height:2;white-space:pre-wrap">{_marked(text, marks, ends)}</p>'
+    if gold is None:
+        return _figure(body, f"Entities: {', '.join(f'{text[a:b]} {label}' for a, b, label in predicted) or 'none'}.")
+    counted = [kind for kind in KINDS if counts[kind]]
     legend = " · ".join(f"{_chip(*KINDS[kind])} {kind}: <b>{counts[kind]}</b>" for kind in counted)
-    body = (
-        f'<p style="margin:0;line-height:2;white-space:pre-wrap">{_marked(text, marks, ends)}</p>'
+    body += (
         f'<p style="margin:10px 0 0">{legend}</p>'
         '<p style="margin:4px 0 0"><span style="border-bottom:2px solid currentColor">underlined</span>: gold · '
         '<span style="background:#7F7F7F55;border-radius:3px">shaded</span>: predicted</p>'

@@ -89,8 +89,8 @@ def test_neuron_view_shows_the_products_with_the_future_where_the_mask_opens_it(
     boxes = second.locator("#dotproducts rect")
     shown = boxes.evaluate_all("all => all.filter(box => getComputedStyle(box).opacity === '1').length")
     assert (boxes.count(), shown) == (11, products)
-    maps = neuron_maps(lm, TEXT, mask, layers=[2])
-    scores = maps.keys[0, 0] @ maps.queries[0, 0, 4] / maps.keys.shape[-1] ** 0.5
+    _, queries, keys = neuron_maps(lm, TEXT, mask, layers=[2])
+    scores = keys[0, 0] @ queries[0, 0, 4] / keys.shape[-1] ** 0.5
     drawn = boxes.evaluate_all("all => all.map(box => +box.dataset.value)")
     assert np.abs(np.array(drawn) - scores).max() < 0.02
     page.shoot(f"bertviz_neuron_{products}")

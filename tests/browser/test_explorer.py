@@ -6,7 +6,7 @@ What the page sets reaches a real Explorer, and what that sets and sends comes b
 import numpy as np
 import pytest
 
-from labkit import viz
+from labkit.viz.explorer import Explorer
 from tests.browser.stand_in import plain, press, show_widget
 from tests.test_viz_explorer import random_maps
 
@@ -24,7 +24,7 @@ def page(open_page):
 def explorer(layers=3, heads=4, n=8):
     tokens = [WORDS[i % len(WORDS)] for i in range(n)]
     maps = [random_maps(layers, heads, n, causal, tokens) for causal in (True, False)]
-    return viz.attention_explorer(*maps, names=["causal", "bidirectional"])
+    return Explorer(*maps)
 
 
 def test_sliders_show_the_head_and_the_tooltip_its_exact_weights(page):

@@ -27,7 +27,6 @@ FIGURES = {
     "masks": lambda: viz.mask_figure({"a": CAUSAL, "b": ~CAUSAL}, TOKENS),
     "attention": lambda: viz.attention_figure(softmax(5, 4, 4), TOKENS),
     "attention_512": lambda: viz.attention_figure(softmax(512, 512)),
-    "heads": lambda: viz.head_grid(softmax(12, 12, 64, 64)),
     "values": lambda: viz.values_figure(softmax(6, 4), TOKENS, name="share"),
     "categories": lambda: viz.category_figure({"layer": WORDS}, TOKENS),
     "curves": lambda: viz.curves_figure(range(1, 6), {"a": softmax(3, 5)}, floor=0.3, log_x=True),
@@ -92,23 +91,22 @@ def test_moving_a_slider_changes_the_drawn_cells_and_leaves_the_plot_where_it_is
     assert places == places[:1] * 4
 
 
-def test_hovering_over_the_grid_of_heads_shows_head_tokens_and_weight(opened):
-    weights = softmax(2, 2, 4, 4)
-    page = opened(viz.head_grid(weights, TOKENS))
+def test_hovering_over_a_cell_shows_its_tokens_and_its_weight(opened):
+    weights = softmax(4, 4)
+    page = opened(viz.attention_figure(weights, TOKENS))
     box = page.locator(".heatmaplayer image").bounding_box()
-    cell = box["width"] / 10  # two heads of four tokens, each with a gap
-    x, y = box["x"] + 6.5 * cell, box["y"] + box["height"] * 8.5 / 10  # layer 1, head 1: the last query, second key
+    x, y = box["x"] + box["width"] * 1.5 / 4, box["y"] + box["height"] * 3.5 / 4  # the last query, the second key
     page.mouse.move(x - 2, y - 2)
     page.mouse.move(x, y)
     label = page.locator(".hoverlayer .hovertext")
     label.wait_for(timeout=10_000)
     text = label.text_content().translate({0x200B: None, 0x200C: None})
-    assert text == f'layer 1, river, head 1, <b>&": {weights[1, 1, 3, 1]:.3f}'
+    assert text == f'river, <b>&": {weights[3, 1]:.3f}'
 
 
 @pytest.mark.parametrize(("theme", "ink"), [("light", "rgb(0, 0, 0)"), ("dark", "rgb(255, 255, 255)")])
 def test_texts_wrap_and_have_the_colour_of_the_page_and_boxes_answer(open_page, theme, ink):
-    answers = viz.answer_figure(TEXT * 20, [(0, 11, 0.6), (6, 11, 0.3), (0, 40, 0.1)], [(0, 11)])
+    answers = viz.answer_figure(TEXT * 20, [(0, 11, 0.6), (6, 11, 0.3), (0, 40, 0.1)])
     entities = viz.entities_figure(TEXT, [(0, 11, "PER"), (39, 44, "LOC")], [(0, 11, "PER"), (16, 22, "PER")])
     boxes = (predict("Is 1 < 2?", choices=["yes", "no"], answer="yes"), predict("How many?", answer="Three."))
     page = open_page(390, 900, theme)
