@@ -15,14 +15,14 @@ import torch
 from torch import Tensor, nn
 from transformers import MODEL_FOR_CAUSAL_LM_MAPPING
 
-from labkit.auditing.probe import attention_influence, changed_outputs, in_precision, recorded_calls
+from labkit.auditing.probe import attention_influence, changed_outputs, recorded_calls
 from labkit.auditing.report import LayerReport, Problem
 from labkit.decoder import limits
 from labkit.decoder.anatomy import SLIDING, Decoder, attention_modules, find_decoder
 from labkit.decoder.hooks import ATTRIBUTE as LAYER_MASKS
 from labkit.decoder.hooks import NO_WINDOW, masked, shrunken_windows
 from labkit.decoder.packing import packed, why_not
-from labkit.decoder.running import Runner, first_tensor, replaced
+from labkit.decoder.running import Runner, first_tensor, in_precision, replaced
 from labkit.errors import AuditError, ConversionError, ModelError
 from labkit.masks import causal
 

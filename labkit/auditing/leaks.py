@@ -38,7 +38,7 @@ from labkit.auditing.leak_probe import PADS, STRESS, Condition, LeakProbe, score
 from labkit.auditing.probe import measured_influence, relative_change
 from labkit.auditing.report import Leak, LeakReport, layer_list
 from labkit.decoder.anatomy import CACHE
-from labkit.decoder.running import BODY_MEASURED, computing_in, without_mlps
+from labkit.decoder.running import BODY_MEASURED, in_precision, without_mlps
 from labkit.errors import AuditError
 from labkit.files import quiet_libraries
 
@@ -263,7 +263,7 @@ def _under_stress(probe: LeakProbe) -> list[Leak]:
         probe.note(f"{layer_list(fixed)}: scores cannot be raised ({why}); finite masks were not looked for")
     n, levers = probe.ids.size(1), {probe.attentions[i]: lever for i, lever in probe.levers.items()}
     skipping = without_mlps(probe.decoder) if probe.decoder else nullcontext()
-    with computing_in(torch.float32, probe.model, torch.float16), skipping:
+    with in_precision(torch.float32, probe.model, [torch.float16]), skipping:
         for factor in STRESS if levers else ():
             with scores_times(factor, levers):
                 try:

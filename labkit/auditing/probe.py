@@ -35,16 +35,13 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_map
 
-from labkit.decoder import limits
-from labkit.decoder.running import computing_in, configs_of, first_tensor, replaced
+from labkit.decoder.running import first_tensor, in_precision, replaced
 from labkit.errors import AuditError
 
 STRENGTH = 64.0  # size of a large change, in typical sizes of a hidden state; 8 in float16, which ends at 65504
 NOISE_FACTOR = 8.0
 SPREAD, SHORT_SPREAD = 1e-3, 0.1  # size of a small change, and of the distance of states, in float64 and without it
 FLAT = 1e-3  # factor on attention scores there
-FLOATS = (torch.float16, torch.bfloat16, torch.float32)
-ROOM = 0.8  # share of the free memory that weights of a higher precision may take for a moment
 REPRODUCED = 0.01  # of the largest output: by how much a replay of the same may differ
 HIDDEN = re.compile(r"hidden(_states?)?|x|h|inputs?|quer(y|ies)|q")
 KEY_OR_VALUE = re.compile(r"(k|v|keys?|values?)(_states?|_value_states|_tensors?)?|memory|encoder_hidden_states")
@@ -418,20 +415,3 @@ def _add_small_changes(cells, columns, doubtful, model: nn.Module, outcome, give
     added = bool((more & ~cells[..., doubtful]).any())
     cells[..., doubtful] |= more
     return added
-
-
-@contextmanager
-def in_precision(dtype: torch.dtype, model: nn.Module) -> Iterator[None]:
-    """For the block the model computes in float32 or float64. Raises AuditError if its weights would not fit."""
-    shorter = [short for short in FLOATS if torch.finfo(short).bits < torch.finfo(dtype).bits]
-    weights = [weight for weight in (*model.parameters(), *model.buffers()) if weight.dtype in shorter]
-    device = next((str(weight.device) for weight in weights), "cpu")
-    if dtype.itemsize * sum(weight.numel() for weight in weights) > ROOM * limits.available_bytes(device):
-        raise AuditError(f"the weights do not fit into memory in {str(dtype).removeprefix('torch.')}")
-    with ExitStack() as stack:
-        if dtype == torch.float64:
-            for config in configs_of(model):  # only the simplest code for experts allows float64
-                if getattr(config, "_experts_implementation", None):
-                    stack.enter_context(replaced(config, _experts_implementation="eager"))
-        stack.enter_context(computing_in(dtype, model, *shorter))
-        yield

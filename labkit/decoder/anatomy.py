@@ -129,10 +129,10 @@ def find_decoder(model: nn.Module) -> Decoder:
     text_config = _text_config(model)
     decoders = []
     for path, module in model.named_modules():
-        container = next((name for name in ("layers", "h") if _holds_layers(getattr(module, name, None))), None)
-        if container is None or not hasattr(module, "config"):
+        container = "layers" if isinstance(getattr(module, "layers", None), nn.ModuleList) else "h"
+        layers = getattr(module, container, None)
+        if not isinstance(layers, nn.ModuleList) or not len(layers) or not hasattr(module, "config"):
             continue
-        layers = tuple(getattr(module, container))
         named = [_self_attention(layer) for layer in layers]
         if None in named:
             continue
@@ -140,7 +140,7 @@ def find_decoder(model: nn.Module) -> Decoder:
         names = tuple(f"{prefix}{container}.{i}.{name}" for i, (name, _) in enumerate(named))
         parts = path.split(".") if path else []
         callers = tuple(model.get_submodule(".".join(parts[:depth])) for depth in range(len(parts)))
-        decoder = Decoder(module, layers, tuple(attention for _, attention in named), names, callers)
+        decoder = Decoder(module, tuple(layers), tuple(attention for _, attention in named), names, callers)
         if module.config is text_config:
             return decoder
         decoders.append(decoder)
@@ -194,10 +194,6 @@ def _passes_is_causal(layer: nn.Module, attention: nn.Module) -> bool:
 
     Where it cannot be tried, it counts as arriving: a conversion that depends on it is refused by its proof.
     """
-    weight = next((weight for weight in layer.parameters() if weight.is_floating_point()), None)
-    config = getattr(attention, "config", None)
-    if weight is None or config is None:
-        return True
     arrived = []
 
     def note(module: nn.Module, args: tuple, kwargs: dict) -> None:
@@ -208,17 +204,14 @@ def _passes_is_causal(layer: nn.Module, attention: nn.Module) -> bool:
     handle = attention.register_forward_pre_hook(note, with_kwargs=True)
     try:
         with torch.no_grad():
-            hidden = torch.zeros(1, 1, config.hidden_size, dtype=weight.dtype, device=weight.device)
+            weight = next(weight for weight in layer.parameters() if weight.is_floating_point())
+            hidden = weight.new_zeros(1, 1, attention.config.hidden_size)
             type(layer).forward(layer, hidden, **dict.fromkeys(needed), is_causal=False)
     except Exception:  # the layer needs more than its hidden states; its attention may have been called nevertheless
         pass
     finally:
         handle.remove()
     return all(arrived)
-
-
-def _holds_layers(container) -> bool:
-    return isinstance(container, nn.ModuleList) and len(container) > 0
 
 
 def _self_attention(layer: nn.Module) -> tuple[str, nn.Module] | None:
