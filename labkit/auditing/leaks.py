@@ -13,8 +13,8 @@ tokens and compares, in these ways:
   to 512 tokens, and code that only long texts reach. Long texts are changed from four positions on, which reveal blocks
   whose size is a power of two; for others set `tokens` to twice their size. The report states the longest text;
 - a batch, of which some rows are exchanged: the other rows must not change;
-- under each of the `conditions`: with an attention mask of ones, with right and with left padding, with pad tokens and
-  no mask, with options that add outputs, in train mode;
+- under several conditions: with an attention mask of ones, with right and with left padding, with pad tokens and no
+  mask, with options that add outputs, in train mode;
 - with a key-value cache, in chunks and token by token: the outputs must be those of one pass;
 - with attention scores multiplied by up to a million, which a mask that is a finite number does not withstand;
 - with labels: the model's own loss must compare position i with token i + 1, and no output may depend on a label.
@@ -163,7 +163,7 @@ def _in_long_texts(probe: LeakProbe) -> list[Leak]:
     return []
 
 
-def conditions(probe: LeakProbe) -> list[Condition]:
+def _conditions(probe: LeakProbe) -> list[Condition]:
     """The ways of calling this model beside the plain one, in which its mask may be another."""
     masks = {"pad tokens": "with pad tokens and no attention mask"}
     if probe.runner.takes("attention_mask"):
@@ -184,7 +184,7 @@ def conditions(probe: LeakProbe) -> list[Condition]:
 
 
 def _under_conditions(probe: LeakProbe, influence: Tensor) -> list[Leak]:
-    """Leaks that show only under one of the `conditions`."""
+    """Leaks that show only under one of the `_conditions`."""
     n, known, leaks, rare_with = probe.ids.size(1), influence.triu(1), [], set()
 
     def new_cells(columns: Sequence[int] | None = None) -> Tensor:
@@ -192,7 +192,7 @@ def _under_conditions(probe: LeakProbe, influence: Tensor) -> list[Leak]:
         changes, least = probe.influence(columns).triu(1), min(0.01 * float(known.max()), probe.rounding)
         return torch.where((known == 0) & (changes > least), changes, 0.0)
 
-    for condition in conditions(probe):
+    for condition in _conditions(probe):
         probe.condition = condition
         probe.model.train(condition.train)
         pads = 0 if condition.mask in (None, "ones") else min(PADS, n // 4)

@@ -197,12 +197,16 @@ class AttentionCall:
 
         A module that was given the same states several times, as query, key and value, gets the new ones as often.
         """
-        if hidden.dtype == torch.float64 != self.hidden.dtype:
-            return self._in_float64().replay(hidden)
         given = self.given
-        args = [hidden if value is given else _own(value) for value in self.args]
-        kwargs = {name: hidden if value is given else _own(value) for name, value in self.kwargs.items()}
-        kwargs |= {name: self._moved(v, hidden) for name, v in kwargs.items() if isinstance(v, UserDict)}
+
+        def argument(value):
+            if value is given:
+                return hidden
+            if isinstance(value, UserDict):
+                return self._moved(value, hidden)
+            return tree_map(_double, _own(value)) if hidden.dtype == torch.float64 else _own(value)
+
+        args, kwargs = map(argument, self.args), {name: argument(value) for name, value in self.kwargs.items()}
         if self.projection is None:
             return first_tensor(self.module(*args, **kwargs))
         inputs: list[Tensor] = []
@@ -226,23 +230,6 @@ class AttentionCall:
             return states + (shift @ weight.to(shift)).unflatten(-1, (heads, dim)).transpose(1, 2)
 
         return type(shared)({kind: tuple(map(moved, states)) for kind, states in shared.items()})
-
-    def _in_float64(self) -> AttentionCall:
-        """The same call with its numbers in float64; a tensor that is passed several times stays one tensor.
-
-        The lowest number of a dtype becomes that of float64, since a module may look for it to see what a mask hides.
-        """
-        converted: dict[int, Tensor] = {}
-
-        def double(value):
-            if not isinstance(value, Tensor) or not value.is_floating_point():
-                return value
-            if id(value) not in converted:
-                lowest = value == torch.finfo(value.dtype).min
-                converted[id(value)] = value.double().masked_fill(lowest, torch.finfo(torch.float64).min)
-            return converted[id(value)]
-
-        return replace(self, **tree_map(double, {"args": self.args, "kwargs": self.kwargs, "hidden": self.hidden}))
 
     @torch.no_grad()
     def can_be_replayed(self, batch: int, n: int) -> bool:
@@ -364,6 +351,13 @@ def _own(value):
         return copy.copy(value)
     is_cache = any(base.__name__.endswith("Cache") for base in type(value).__mro__)
     return copy.deepcopy(value) if is_cache or isinstance(value, list) else value
+
+
+def _double(value):
+    """A float tensor in float64. Its dtype's lowest number, by which a module may see what a mask hides, stays that."""
+    if not isinstance(value, Tensor) or not value.is_floating_point():
+        return value
+    return value.double().masked_fill(value == torch.finfo(value.dtype).min, torch.finfo(torch.float64).min)
 
 
 # -- small changes -----------------------------------------------------------------------------------------------------

@@ -126,7 +126,6 @@ def find_decoder(model: nn.Module) -> Decoder:
     """
     if not isinstance(model, nn.Module):
         raise LabkitError(f"expected a torch module, not {type(model).__name__}; of labkit.load give `.model`")
-    text_config = _text_config(model)
     decoders = []
     for path, module in model.named_modules():
         container = "layers" if isinstance(getattr(module, "layers", None), nn.ModuleList) else "h"
@@ -140,12 +139,11 @@ def find_decoder(model: nn.Module) -> Decoder:
         names = tuple(f"{prefix}{container}.{i}.{name}" for i, (name, _) in enumerate(named))
         parts = path.split(".") if path else []
         callers = tuple(model.get_submodule(".".join(parts[:depth])) for depth in range(len(parts)))
-        decoder = Decoder(module, tuple(layers), tuple(attention for _, attention in named), names, callers)
-        if module.config is text_config:
-            return decoder
-        decoders.append(decoder)
-    if len(decoders) > 1 and text_config is not None:
-        decoders = [decoder for decoder in decoders if getattr(decoder.attentions[0], "is_causal", False)]
+        decoders.append(Decoder(module, tuple(layers), tuple(attention for _, attention in named), names, callers))
+    if len(decoders) > 1 and (config := getattr(model, "config", None)) is not None:  # images or sound have theirs
+        config = config.get_text_config(decoder=True) if hasattr(config, "get_text_config") else config
+        of_text = [decoder for decoder in decoders if decoder.config is config]
+        decoders = of_text[:1] or [decoder for decoder in decoders if decoder.attentions[0].is_causal]
     if len(decoders) == 1:
         return decoders[0]
     raise ModelError(
@@ -173,20 +171,6 @@ def backend_of(config) -> str:
     """ "eager", "sdpa", "flex_attention" or "flash" (any flash attention): what this config selects at present."""
     name = config._attn_implementation or "eager"
     return "flash" if "flash" in name else name
-
-
-def _text_config(model: nn.Module):
-    """The text config of the model, or of the only model inside a wrapper that has none (`DataParallel`); else None."""
-    inside = _with_config(model)
-    config = inside[0].config if len(inside) == 1 else None
-    return config.get_text_config(decoder=True) if hasattr(config, "get_text_config") else config
-
-
-def _with_config(module: nn.Module) -> list[nn.Module]:
-    """The outermost modules that have a config."""
-    if hasattr(module, "config"):
-        return [module]
-    return [holder for child in module.children() for holder in _with_config(child)]
 
 
 def _passes_is_causal(layer: nn.Module, attention: nn.Module) -> bool:

@@ -385,26 +385,19 @@ def _text_positions(documents: Tensor | None, real: Tensor | None, total: int, d
 def _documents(positions: Tensor | None, real: Tensor | None) -> Tensor | None:
     """The packed document of each token, (batch, q_len), numbered from 0, if position_ids restart in a row; else None.
 
-    A document goes on while the positions grow by one from token to token, pads counted or not. Padding starts none.
-    Qwen-VL counts time, height and width, (3, batch, q_len), maybe with the position in the text before them. In a row
-    with images those three stand still or jump, and a document starts where all of them are 0.
+    A document starts at a real token whose position is not greater than that of the real token before it. Qwen-VL
+    counts time, height and width, (3, batch, q_len), maybe after the position in the text: one of them grows.
     """
     if positions is None or positions.ndim not in (2, 3) or positions.shape[-1] < 2:
         return None
-    axes = positions if positions.ndim == 3 and len(positions) == 3 else None
-    positions = positions if positions.ndim == 2 else positions[0]
-    q_len = positions.shape[1]
-    real = torch.ones_like(positions, dtype=torch.bool) if real is None else real[:, -q_len:].to(positions.device)
-    positions, real = torch.broadcast_tensors(positions, real)
-    places = torch.arange(q_len, device=positions.device)
-    latest = torch.where(real, places, -1).cummax(-1).values  # place of the latest real token
+    axes = positions if positions.ndim == 3 else positions[None]
+    q_len = axes.shape[-1]
+    real = torch.ones_like(axes[0], dtype=torch.bool) if real is None else real[:, -q_len:].to(axes.device)
+    axes = axes.expand(-1, len(real), -1)  # (axes, batch, q_len)
+    latest = torch.where(real, torch.arange(q_len, device=axes.device), -1).cummax(-1).values  # place of the latest one
     before = nn.functional.pad(latest[:, :-1], (1, 0), value=-1)  # of the one before this token; -1 = none
-    step = positions - positions.gather(-1, before.clamp(min=0))
-    restarts = (step != 1) & (step != places - before)
-    if axes is not None:
-        text_only = (axes == positions).all(dim=0).all(dim=-1, keepdim=True)  # (batch, 1)
-        restarts = torch.where(text_only, restarts, (axes == 0).all(dim=0))
-    starts = real & (before >= 0) & restarts
+    grows = (axes > axes.gather(-1, before.clamp(min=0).expand_as(axes))).any(0)
+    starts = real & (before >= 0) & ~grows
     return None if not torch.compiler.is_compiling() and not bool(starts.any()) else starts.long().cumsum(-1)
 
 
