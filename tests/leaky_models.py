@@ -422,16 +422,16 @@ class OwnAttention(nn.Module):
         return self.weights(self.scores(q, k).masked_fill(future, self.mask)) @ v
 
 
-class ByHand(nn.Module):
+class ByHand(nn.Sequential):
     """Two layers of `OwnAttention`; `call(attention, x)` is how a layer calls its attention."""
 
     def __init__(self, call=lambda attention, x: attention(x), **options):
-        super().__init__()
-        self.embed, self.call = nn.Embedding(50, 16), call
-        self.layers = nn.ModuleList(OwnAttention(**options) for _ in range(2))
+        super().__init__(nn.Embedding(50, 16), OwnAttention(**options), OwnAttention(**options))
+        self.call = call
 
     def forward(self, input_ids):
-        x = self.embed(input_ids)
-        for layer in self.layers:
+        embed, *layers = self
+        x = embed(input_ids)
+        for layer in layers:
             x = x + self.call(layer, x)
         return x

@@ -154,17 +154,22 @@ def test_a_leak_that_shows_in_three_of_a_hundred_changes_is_found(seed):
 
 
 @pytest.mark.parametrize(
-    ("make", "kinds"),
+    ("make", "kinds", "problems"),
     [
-        (planted.SoftmaxOverTheBatch, ["batch"]),
-        (planted.BatchFirstForgotten, ["batch", "no-influence"]),
-        (lambda: nn.Embedding(50, 8), ["no-influence"]),
-        (planted.projections_of_zeros, ["no-influence"]),
-        (planted.Remembers, ["not-repeatable"]),
+        (planted.SoftmaxOverTheBatch, ["batch"], {"depends-on-batch"}),
+        (planted.BatchFirstForgotten, ["batch", "no-influence"], {"depends-on-batch", "no-influence"}),
+        (lambda: nn.Embedding(50, 8), ["no-influence"], {"no-influence"}),
+        (planted.projections_of_zeros, ["no-influence"], {"no-influence"}),
+        (planted.mean_of_the_text, ["future-token"], {"influence-outside-attention"}),
+        (planted.Remembers, ["not-repeatable"], set()),
     ],
 )
-def test_what_an_output_depends_on_beside_its_text_is_reported(make, kinds):
+def test_what_an_output_depends_on_beside_its_text_is_reported(make, kinds, problems):
     assert [leak.kind for leak in find_leaks(make()).leaks] == kinds
+    for quick in (True, False):
+        report = labkit.audit(make(), quick=quick)
+        assert problems <= report.problem_kinds()
+        assert report.verdict == "other" or problems == {"depends-on-batch"}
 
 
 @pytest.mark.parametrize("mask", [masks.causal(), masks.bidirectional()], ids=repr)
@@ -174,9 +179,9 @@ def test_a_model_that_takes_one_text_at_a_time_is_measured_all_the_same(mask):
             assert len(ids) == 1, "one row, please"
             return super().forward(ids)
 
-    report = find_leaks(OneRow(mask))
-    assert report.clean == (mask == masks.causal())
-    assert any("one row, please" in note for note in report.notes)
+    report, audited = find_leaks(OneRow(mask)), labkit.audit(OneRow(mask))
+    assert report.clean == (mask == masks.causal()) and audited.verdict in repr(mask) and not audited.problems
+    assert all(any("one row, please" in note for note in notes) for notes in (report.notes, audited.notes))
 
 
 # -- other ways of calling the model -----------------------------------------------------------------------------------

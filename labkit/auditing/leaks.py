@@ -38,7 +38,7 @@ from labkit.auditing.leak_probe import PADS, STRESS, Condition, LeakProbe, score
 from labkit.auditing.probe import measured_influence, relative_change
 from labkit.auditing.report import Leak, LeakReport, layer_list
 from labkit.decoder.anatomy import CACHE
-from labkit.decoder.running import BODY_MEASURED, in_precision, without_mlps
+from labkit.decoder.running import BODY_MEASURED, in_precision, random_state_kept, without_mlps
 from labkit.errors import AuditError
 from labkit.files import quiet_libraries
 
@@ -68,7 +68,7 @@ def find_leaks(model: nn.Module, *, tokens: int = TOKENS, vocab_size: int | None
             cannot be called on token ids, or gives no output per position, or no numbers.
     """
     probe = LeakProbe(model, tokens, vocab_size, seed)
-    with _left_as_it_was(model, probe.runner.device), quiet_libraries():
+    with _left_as_it_was(model), random_state_kept(), quiet_libraries():
         model.eval()
         leaks = _from_earlier_calls(probe)
         influence = probe.influence()
@@ -326,13 +326,12 @@ def _with_labels(probe: LeakProbe) -> list[Leak]:
 
 
 @contextmanager
-def _left_as_it_was(model: nn.Module, device: torch.device) -> Iterator[None]:
-    """Afterwards attributes (such as the mode), hooks, buffers (running averages) and random state are as before."""
+def _left_as_it_was(model: nn.Module) -> Iterator[None]:
+    """Afterwards attributes (such as the mode), hooks and buffers (running averages) are as before."""
     modules = [(module, vars(module).copy(), module._forward_hooks.copy()) for module in model.modules()]
     buffers = [(m, name, b, b.clone()) for m in model.modules() for name, b in m._buffers.items() if b is not None]
     try:
-        with torch.random.fork_rng([] if device.type == "cpu" else [device]):
-            yield
+        yield
     finally:
         for module, attributes, hooks in modules:
             vars(module).clear()

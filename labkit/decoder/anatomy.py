@@ -19,7 +19,6 @@ FULL, SLIDING = "full_attention", "sliding_attention"
 CACHE_NAMES = ("cache", "past_key_values")  # the key-value cache; a call may use either name in newer transformers
 CACHE = CACHE_NAMES[Version(transformers.__version__) < Version("5.24.0")]  # as models call it in this transformers
 CONVERSION = "labkit_attention"  # the attribute of the text config in which a conversion is recorded
-POSITION_TABLES = ("wpe", "embed_positions", "pos_encoding")  # what transformers calls them in GPT-2, OPT, CTRL
 
 
 @dataclass(frozen=True)
@@ -105,11 +104,6 @@ class Decoder:
         first = {kind: kinds.index(kind) for kind in kinds}
         passes = {kind: _passes_is_causal(self.layers[i], self.attentions[i]) for kind, i in first.items()}
         return frozenset(i for i, kind in enumerate(kinds) if not passes[kind])
-
-    @property
-    def has_position_table(self) -> bool:
-        """Whether positions are looked up by absolute index (GPT-2, OPT, CTRL), rather than rotated in (RoPE)."""
-        return any(hasattr(self.stack, name) for name in POSITION_TABLES)
 
     @property
     def takes_positions(self) -> bool:

@@ -29,6 +29,7 @@ from labkit.errors import ConversionError, MaskError
 from labkit.masks import Mask
 
 ATTRIBUTE = "_labkit_layer_masks"  # where a layer stack keeps its LayerMasks
+TABLES = ("wpe", "embed_positions", "pos_encoding")  # of positions, not rotated in (RoPE): GPT-2, OPT, CTRL
 NO_WINDOW = 2**30  # a window no sequence reaches; the mask builder of a local layer needs a number
 
 
@@ -112,7 +113,7 @@ class LayerMasks:
         self.packings: list = []  # of `labkit.decoder.packing.packed`; the last one counts
         self.window: int | None = None  # of a converted local layer: the token itself and the tokens on one side
         self.without_flag = decoder.layers_ignoring_is_causal()  # the flag does not reach their attention
-        self.has_position_table = decoder.has_position_table and decoder.takes_positions
+        self.has_position_table = decoder.takes_positions and any(hasattr(self.stack, name) for name in TABLES)
         self.call: _Call | None = None
         self._callers: list[nn.Module] = []  # models around the stack that are watched
         self._given_outside: list = []  # the masks that those of them were given which are running, outermost first
