@@ -411,13 +411,16 @@ def test_a_real_model_leaks_where_its_mask_is_opened_and_nowhere_else(name, dtyp
     ],
     ids=["batch norm", "float16", "gemma3"],
 )
-def test_the_model_is_left_as_it_was(make):
+@pytest.mark.parametrize("measure", [find_leaks, labkit.audit])
+def test_the_model_is_left_as_it_was(make, measure):
     model = make().train()
     model.get_submodule("h.0" if isinstance(model, GPT) else "lm_head").eval()
     before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
     random_state = torch.get_rng_state()
     attributes = [(m.training, getattr(m, "scaling", None)) for m in model.modules()]
-    find_leaks(model)
+    config = vars(model.config).copy()
+    measure(model)
+    assert vars(model.config) == config
     for name, tensor in model.state_dict().items():
         assert tensor.dtype == before[name].dtype and torch.equal(tensor, before[name])
     assert [(m.training, getattr(m, "scaling", None)) for m in model.modules()] == attributes
