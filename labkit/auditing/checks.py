@@ -18,7 +18,7 @@ from transformers import MODEL_FOR_CAUSAL_LM_MAPPING
 from labkit.auditing.probe import attention_influence, changed_outputs, recorded_calls
 from labkit.auditing.report import LayerReport, Problem
 from labkit.decoder import limits
-from labkit.decoder.anatomy import SLIDING, Decoder, attention_modules, decoder_or_none, find_decoder
+from labkit.decoder.anatomy import SLIDING, Decoder, decoder_or_none, find_decoder
 from labkit.decoder.hooks import ATTRIBUTE as LAYER_MASKS
 from labkit.decoder.hooks import NO_WINDOW, masked, shrunken_windows
 from labkit.decoder.packing import packed, why_not
@@ -204,9 +204,7 @@ def batch_and_positions(subject: Subject) -> Iterator[Problem]:
     problems = [
         *subject.compared("depends-on-batch", many[:1], alone, text.format("in a batch of equal rows")),
         *subject.compared("depends-on-batch", padded[:1], alone, text.format("beside padded rows")),
-        *subject.compared(
-            "depends-on-batch", padded[1:2, :short], alone_short, text.format("with padding on the right")
-        ),
+        *subject.compared("depends-on-batch", padded[1:2, :short], alone_short, text.format("padded on the right")),
     ]
     yield from problems[:1]
     # four times the tolerance, because in 16 bits a rotary angle is rounded differently at another position
@@ -298,7 +296,7 @@ def word_order(subject: Subject) -> Iterator[Problem]:
 def heads(subject: Subject) -> Iterator[Problem]:
     """In a bidirectional layer every head must attend to later tokens: the others hide a head with its own mask."""
     decoder = subject.decoder
-    with recorded_calls(decoder.attentions if decoder else attention_modules(subject.model)) as calls:
+    with recorded_calls(subject.runner.attentions) as calls:
         subject.runner.run(subject.ids())
     if len(calls) != len(subject.layers):
         return

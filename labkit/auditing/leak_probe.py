@@ -14,7 +14,7 @@ from labkit.auditing import probe
 from labkit.auditing.measure import composed
 from labkit.auditing.probe import AttentionCall
 from labkit.auditing.report import Cells, Leak, layer_list
-from labkit.decoder.anatomy import attention_modules, decoder_or_none
+from labkit.decoder.anatomy import decoder_or_none
 from labkit.decoder.limits import position_limit
 from labkit.decoder.running import Runner, configs_of, in_precision, replaced
 from labkit.errors import AuditError
@@ -69,7 +69,7 @@ class LeakProbe:
         self.ids = self.runner.tokens(1, length, seed)
         pads = (module.padding_idx for module in model.modules() if isinstance(module, nn.Embedding))
         self.pad = next((pad for pad in pads if pad is not None), 0)
-        self.attentions = list(self.decoder.attentions) if self.decoder else attention_modules(model)
+        self.attentions = self.runner.attentions
         weight = next((w for w in model.parameters() if w.is_floating_point()), torch.zeros(()))
         self.rounding = ROUNDING * torch.finfo(weight.dtype).eps
         self.condition, self.batch, self.tries, self.longest = Condition(), 16, 0, length

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from labkit.auditing import checks, probe
 from labkit.auditing.probe import AttentionCall, later
 from labkit.auditing.report import AuditReport, LayerReport, Problem, Scenario, layer_list
-from labkit.decoder.anatomy import attention_modules, decoder_or_none
+from labkit.decoder.anatomy import decoder_or_none
 from labkit.decoder.running import BODY_MEASURED, Runner, evaluating
 from labkit.errors import AuditError
 from labkit.files import quiet_libraries
@@ -60,9 +60,8 @@ def audit(
     decoder = decoder_or_none(model)
     runner = Runner(model, decoder, vocab_size)
     with evaluating(model), quiet_libraries():
-        modules = decoder.attentions if decoder else attention_modules(model)
-        names = decoder.names if decoder else [type(module).__name__ for module in modules]
-        views = _measured_views(runner, modules, quick, seed)
+        names = decoder.names if decoder else [type(module).__name__ for module in runner.attentions]
+        views = _measured_views(runner, quick, seed)
         layers = _layer_reports(names, views)
         notes = list(_notes(runner, views, quick))
         problems = [*_mask_problems(layers, views), *_between_rows(runner, seed, notes)]
@@ -139,24 +138,24 @@ class _View:
     contradiction: Problem | None
 
 
-def _measured_views(runner: Runner, modules: Sequence[nn.Module], quick: bool, seed: int) -> dict[str, _View]:
+def _measured_views(runner: Runner, quick: bool, seed: int) -> dict[str, _View]:
     """An unpadded row and, if the model takes a mask, a batch of a full row and padded ones: {kind of batch: view}."""
     n, pads = (QUICK_TOKENS, 2) if quick else (FULL_TOKENS, 3)
-    views = _view_batch(runner, modules, torch.ones(1, n, dtype=torch.bool), ["unpadded"], quick, seed)
+    views = _view_batch(runner, torch.ones(1, n, dtype=torch.bool), ["unpadded"], quick, seed)
     if runner.takes("attention_mask"):
         kinds = ["beside padding", "right-padded", "left-padded"][: 2 if quick else 3]
         real = torch.ones(len(kinds), n, dtype=torch.bool)
         real[1, n - pads :] = False
         real[2:, :pads] = False
-        views |= _view_batch(runner, modules, real, kinds, quick, seed)
+        views |= _view_batch(runner, real, kinds, quick, seed)
     return views
 
 
-def _view_batch(runner, modules, real: Tensor, kinds: list[str], quick: bool, seed: int) -> dict[str, _View]:
+def _view_batch(runner: Runner, real: Tensor, kinds: list[str], quick: bool, seed: int) -> dict[str, _View]:
     batch, n = real.shape
     ids = runner.tokens(batch, n, seed)
     run = functools.partial(runner.run, real=None if bool(real.all()) else real)
-    with probe.recorded_calls(modules) as recorded:
+    with probe.recorded_calls(runner.attentions) as recorded:
         base = run(ids)
     calls = [call for call in recorded if call.can_be_replayed(batch, n)]
     unmeasured = sorted({call.index for call in recorded} - {call.index for call in calls})

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from labkit.decoder import limits
-from labkit.decoder.anatomy import Decoder
+from labkit.decoder.anatomy import Decoder, attention_modules
 from labkit.errors import AuditError, LabkitError, is_out_of_memory
 
 APART = "batched_mm"  # how transformers calls a computation of experts in which no token changes another's rounding
@@ -38,6 +38,7 @@ class Runner:
     def __init__(self, model: nn.Module, decoder: Decoder | None, vocab_size: int | None = None):
         self.model, self.decoder = model, decoder
         self.body = decoder.stack if decoder is not None else _body(model)
+        self.attentions = attention_modules(model) if decoder is None else list(decoder.attentions)
         self.pooled = False
         self.tried: dict[str, bool] = {}
         parameters = inspect.signature(model.forward).parameters
