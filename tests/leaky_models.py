@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import random
-from types import MethodType
 
 import torch
 from torch import nn
@@ -57,17 +56,11 @@ def one_cell(**changes) -> GPT:
     return OwnMask(masks.from_dense(cells), **changes)
 
 
-class OneLayer(Small):
+def one_layer(layer: int, **changes) -> GPT:
     """One layer was copied from an encoder and attends to everything; the others are causal."""
-
-    def __init__(self, layer: int, **changes):
-        super().__init__(**changes)
-        attention = self.h[layer].attn
-        attention.forward = MethodType(_without_mask, attention)
-
-
-def _without_mask(attention, x, may_attend, *rest):
-    return type(attention).forward(attention, x, None, *rest)
+    model = Small(**changes)
+    model.h[layer].attn.register_forward_pre_hook(lambda attention, args: (args[0], None, *args[2:]))
+    return model
 
 
 class FiniteMask(Small):
@@ -88,14 +81,6 @@ class ForgetfulInTraining(Small):
     def forward(self, ids, mask=gpt.CAUSAL, cache=None):
         dropping = self.training and self.config.dropout > 0
         return super().forward(ids, masks.bidirectional() if dropping else mask, cache)
-
-
-class MeanOfTheText(Small):
-    """A "summary" of the whole text is added to every embedding; no attention is at fault."""
-
-    def _embed(self, ids, past):
-        x = super()._embed(ids, past)
-        return x + x.mean(1, keepdim=True)
 
 
 class HintOfTheNext(Small):
@@ -185,6 +170,11 @@ class WithFeature(Small):
     def _embed(self, ids, past):
         x = super()._embed(ids, past)
         return x + self.feature(x)
+
+
+def mean_of_the_text(**changes) -> GPT:
+    """A "summary" of the whole text is added to every embedding; no attention is at fault."""
+    return WithFeature(lambda x: x.mean(1, keepdim=True), **changes)
 
 
 def block_means(x: torch.Tensor, size: int) -> torch.Tensor:
@@ -418,36 +408,30 @@ class HomeMade(nn.Module):
         return self.through(self.attentions, self.tokens(input_ids) + self.positions(torch.arange(n)), mask)
 
 
-class ByHand(nn.Module):
-    """Two layers of attention of one's own: `scores(q, k)`, a finite mask as many have it, and `weights(scores)`.
+class OwnAttention(nn.Module):
+    """Attention of one's own: `scores(q, k)`, a finite mask as many have it, and `weights(scores)`."""
 
-    `call(attention, x)` is how a layer calls its attention.
-    """
-
-    class OwnAttention(nn.Module):
-        def __init__(self, scores, weights, mask):
-            super().__init__()
-            self.q, self.k, self.v = (nn.Linear(16, 16) for _ in range(3))
-            self.scores, self.weights, self.mask = scores, weights, mask
-
-        def forward(self, query, key=None, value=None, bias=None):
-            q, k, v = self.q(query), self.k(query if key is None else key), self.v(query if value is None else value)
-            future = torch.ones(q.size(1), q.size(1)).triu(1).bool()
-            return self.weights(self.scores(q, k).masked_fill(future, self.mask)) @ v
-
-    def __init__(
-        self,
-        scores=lambda q, k: q @ k.transpose(1, 2) / 4,
-        weights=lambda scores: scores.softmax(-1),
-        mask=-1e9,
-        call=lambda attention, x: attention(x),
-    ):
+    def __init__(self, mask=-1e9, scores=lambda q, k: q @ k.mT / 4, weights=lambda scores: scores.softmax(-1)):
         super().__init__()
-        self.embed, self.call = nn.Embedding(50, 16), call
-        self.layers = nn.ModuleList(self.OwnAttention(scores, weights, mask) for _ in range(2))
+        self.q, self.k, self.v = (nn.Linear(16, 16) for _ in range(3))
+        self.mask, self.scores, self.weights = mask, scores, weights
+
+    def forward(self, query, key=None, value=None, bias=None):
+        q, k, v = self.q(query), self.k(query if key is None else key), self.v(query if value is None else value)
+        future = torch.ones(q.size(1), q.size(1)).triu(1).bool()
+        return self.weights(self.scores(q, k).masked_fill(future, self.mask)) @ v
+
+
+class ByHand(nn.Sequential):
+    """Two layers of `OwnAttention`; `call(attention, x)` is how a layer calls its attention."""
+
+    def __init__(self, call=lambda attention, x: attention(x), **options):
+        super().__init__(nn.Embedding(50, 16), OwnAttention(**options), OwnAttention(**options))
+        self.call = call
 
     def forward(self, input_ids):
-        x = self.embed(input_ids)
-        for layer in self.layers:
+        embed, *layers = self
+        x = embed(input_ids)
+        for layer in layers:
             x = x + self.call(layer, x)
         return x

@@ -139,6 +139,8 @@ def test_packed_documents_are_recognised_by_positions_on_three_axes():
     assert _documents(torch.stack([text, text, text, text]), None).tolist() == [[0, 0, 0, 1, 1, 1]]
     image = torch.tensor([[[0, 1, 1, 1, 1, 3]], [[0, 1, 1, 2, 2, 3]], [[0, 1, 2, 1, 2, 3]]])  # 2 x 2 patches in a text
     assert _documents(image, None) is None
+    both = torch.cat([image, text.expand(3, 1, -1)], dim=-1)
+    assert _documents(both, None).tolist() == [[0] * 6 + [1] * 3 + [2] * 3]
 
 
 def test_contexts_nest_and_an_exception_restores(tiny):

@@ -57,8 +57,8 @@ def test_on_random_tokens_only_the_unmasked_twin_gets_below_what_is_possible(tin
 
 
 BUGS = {
-    "one layer": (lambda seed: planted.OneLayer(1, vocab_size=V), None, "no honest model gets below"),
-    "a mean": (lambda seed: planted.MeanOfTheText(vocab_size=V), None, "no honest model gets below"),
+    "one layer": (lambda seed: planted.one_layer(1, vocab_size=V), None, "no honest model gets below"),
+    "a mean": (lambda seed: planted.mean_of_the_text(vocab_size=V), None, "no honest model gets below"),
     "labels": (honest, planted.unshifted_loss, "the labels are misplaced"),
     "dropout path": (
         lambda seed: planted.ForgetfulInTraining(vocab_size=V, dropout=0.1),

@@ -28,14 +28,10 @@ def test_a_container_has_what_is_below_its_limit_and_the_idle_pages_of_files(tmp
     assert free == left if left else free > 0.5 * psutil.virtual_memory().available
 
 
-@pytest.mark.parametrize(("share", "left"), [(1.0, 40 + 6), (0.25, 25 - 14), (0.6, 40 + 6)])
-def test_a_gpu_has_what_is_free_and_what_torch_keeps_within_the_share_of_this_process(monkeypatch, share, left):
-    cuda = torch.cuda
-    monkeypatch.setattr(cuda, "current_device", lambda: 3)
-    answers = {"mem_get_info": (40, 100), "memory_reserved": 20, "memory_allocated": 14}
-    for name, value in (answers | {"get_per_process_memory_fraction": share}).items():
-        monkeypatch.setattr(cuda, name, lambda at, value=value: value if at == 3 else None)
-    assert limits.available_bytes("cuda") == limits.available_bytes("cuda:3") == left
+def test_a_gpu_has_what_is_free_and_what_torch_keeps(monkeypatch):
+    for name, value in {"mem_get_info": (40, 100), "memory_reserved": 20, "memory_allocated": 14}.items():
+        monkeypatch.setattr(torch.cuda, name, lambda at, value=value: value if at == torch.device("cuda:3") else None)
+    assert limits.available_bytes("cuda:3") == 40 + 6
 
 
 def test_memory_is_judged_in_the_dtype_that_is_asked_for(monkeypatch):

@@ -9,7 +9,7 @@ from transformers import AutoModel, AutoModelForCausalLM
 import labkit
 from labkit import masks
 from labkit.errors import AuditError
-from tests.leaky_models import HomeMade, SelfAttention
+from tests.leaky_models import HomeMade, SelfAttention, change_masks
 
 pytestmark = pytest.mark.matrix
 
@@ -166,23 +166,18 @@ def test_a_mask_argument_that_is_swallowed_is_not_measured():
 
 @pytest.mark.parametrize("name", ["tiny-gpt2", "tiny-llama", "tiny-gemma3"])
 def test_heads_that_keep_a_causal_mask_are_reported_however_open_the_others_are(tiny, name):
-    model = labkit.to_bidirectional(tiny(name, attn="eager").model)
+    model = tiny(name, attn="eager").model
     heads = model.config.num_attention_heads
 
-    def all_but_one_causal(module, args, kwargs):
-        hidden = args[0] if args else kwargs["hidden_states"]
-        n = hidden.shape[1]
-        causal = torch.full((n, n), torch.finfo(hidden.dtype).min).triu(1)
-        mask = kwargs["attention_mask"]
-        mask = torch.zeros(hidden.shape[0], 1, n, n) if mask is None else mask
-        mask = mask.expand(-1, heads, -1, -1).clone()
-        mask[:, 1:] = torch.minimum(mask[:, 1:], causal)
-        return args, {**kwargs, "attention_mask": mask}
+    def all_but_one_causal(mask):
+        mask = mask.repeat(1, heads, 1, 1)
+        mask[:, 1:] += torch.full(mask.shape[-2:], -1e9).triu(1)
+        return mask
 
-    first = next(module for module in model.modules() if type(module).__name__.endswith("Attention"))
-    first.register_forward_pre_hook(all_but_one_causal, with_kwargs=True)
-    with pytest.raises(AuditError, match=rf"{heads - 1} of {heads} heads of layer 0 attend to no later token"):
-        labkit.assert_bidirectional(model)
+    message = rf"{heads - 1} of {heads} heads of layer 0 attend to no later token"
+    with labkit.masked(change_masks(model, all_but_one_causal, (0,)), masks.bidirectional()):
+        with pytest.raises(AuditError, match=message):
+            labkit.assert_bidirectional(model)
 
 
 # -- caches, experts, and other architectures --------------------------------------------------------------------------

@@ -18,7 +18,7 @@ from labkit.models.heads import Head
 LENGTHS = (20, 3, 7, 11, 1, 14)  # some longer than the window of 8 tokens that the tiny Gemmas have
 MODELS = [
     ("tiny-gpt2", "sdpa"), ("tiny-gpt2", "eager"), ("tiny-gemma", "sdpa"), ("tiny-gemma2", "eager"),
-    ("tiny-gemma3", "sdpa"), ("tiny-gemma3", "eager"), ("tiny-llama", "sdpa"),
+    ("tiny-gemma3", "sdpa"), ("tiny-gemma3", "eager"), ("tiny-gemma3", "flex_attention"), ("tiny-llama", "sdpa"),
 ]  # fmt: skip
 CONVERSIONS = {"causal": None, "bidirectional": {}, "halve": {"window": "halve"}, "mixed": {"layers": [1]}}
 FLASH = "flash_attention_2"
@@ -66,6 +66,7 @@ def computed_slots(model):
 @pytest.mark.matrix
 @pytest.mark.parametrize("mode", list(CONVERSIONS))
 @pytest.mark.parametrize(("name", "attn"), MODELS)
+@torch.compiler.set_stance("force_eager")  # flex attention would be compiled
 def test_each_text_has_the_states_it_has_alone_and_padding_has_zeros(tiny, name, attn, mode):
     model = converted(tiny(name, attn).model, mode)
     ids, mask = batch_of(left=True)
@@ -76,17 +77,6 @@ def test_each_text_has_the_states_it_has_alone_and_padding_has_zeros(tiny, name,
         assert_close(got[mask.bool()], alone)
         assert not got[~mask.bool()].any()
     assert slots[0][0] * slots[0][1] < ids.numel()  # it was packed
-
-
-@pytest.mark.matrix
-@pytest.mark.parametrize("mode", ["causal", "bidirectional"])
-def test_under_flex_attention_each_text_has_the_states_it_has_alone(tiny, mode):
-    ids, mask = batch_of(left=True)
-    with torch.no_grad(), torch.compiler.set_stance("force_eager"):  # the proof of the conversion, too
-        model = converted(tiny("tiny-gemma3", "flex_attention").model, mode)
-        alone = states_alone(model, ids, mask)
-        with packed(model, 24):
-            assert_close(states(model, ids, mask)[mask.bool()], alone)
 
 
 @pytest.mark.parametrize("outside", [True, False])
@@ -122,12 +112,15 @@ TARGETS = {  # of a loss, by task; None is the language model
 }
 
 
-def with_head(name, task):
+@pytest.mark.parametrize("checkpointing", [False, True], ids=["", "checkpointing"])
+@pytest.mark.parametrize("task", list(TARGETS))
+@pytest.mark.parametrize("name", ["tiny-gpt2", "tiny-gemma3"])
+def test_loss_and_gradients_are_those_of_the_padded_batch(name, task, checkpointing):
     head = Head(task, dropout=0.0) if task else None
-    return converted(labkit.load(name, task=head, device="cpu").model, "bidirectional" if task else "causal").train()
+    model = converted(labkit.load(name, task=head, device="cpu").model, "bidirectional" if task else "causal").train()
+    if checkpointing:
+        model.gradient_checkpointing_enable({"use_reentrant": False})
 
-
-def assert_same_gradients(model, task):
     def loss_and_gradients():
         model.zero_grad()
         loss = model(input_ids=ids, attention_mask=mask, **TARGETS[task](ids, mask)).loss
@@ -142,16 +135,6 @@ def assert_same_gradients(model, task):
     assert slots[0][0] < len(ids)
     torch.testing.assert_close(loss_packed, loss, rtol=1e-5, atol=0)
     assert_close(gradients_packed, gradients)
-
-
-@pytest.mark.parametrize("checkpointing", [False, True], ids=["", "checkpointing"])
-@pytest.mark.parametrize("task", list(TARGETS))
-@pytest.mark.parametrize("name", ["tiny-gpt2", "tiny-gemma3"])
-def test_loss_and_gradients_are_those_of_the_padded_batch(name, task, checkpointing):
-    model = with_head(name, task)
-    if checkpointing:
-        model.gradient_checkpointing_enable({"use_reentrant": False})
-    assert_same_gradients(model, task)
 
 
 def test_all_hidden_states_come_back_padded(tiny):

@@ -15,14 +15,14 @@ import torch
 from torch import Tensor, nn
 from transformers import MODEL_FOR_CAUSAL_LM_MAPPING
 
-from labkit.auditing.probe import attention_influence, changed_outputs, in_precision, recorded_calls
+from labkit.auditing.probe import attention_influence, changed_outputs, recorded_calls
 from labkit.auditing.report import LayerReport, Problem
 from labkit.decoder import limits
-from labkit.decoder.anatomy import SLIDING, Decoder, attention_modules, find_decoder
+from labkit.decoder.anatomy import SLIDING, Decoder, decoder_or_none, find_decoder
 from labkit.decoder.hooks import ATTRIBUTE as LAYER_MASKS
 from labkit.decoder.hooks import NO_WINDOW, masked, shrunken_windows
 from labkit.decoder.packing import packed, why_not
-from labkit.decoder.running import Runner, first_tensor, replaced
+from labkit.decoder.running import Runner, first_tensor, in_precision, replaced
 from labkit.errors import AuditError, ConversionError, ModelError
 from labkit.masks import causal
 
@@ -113,57 +113,51 @@ def _confirmed(subject: Subject, check: Callable[[Subject], Iterator[Problem]]) 
 
 def windows(subject: Subject) -> list[Problem]:
     """How far local layers attend to either side, measured on a sequence longer than the window."""
-    decoder, reference = subject.decoder, subject.reference
+    decoder = subject.decoder
     if SLIDING not in decoder.layer_types or not subject.layers:
         return []
-    for refine in (False, True):  # small changes on a long sequence are slow: only to confirm a finding
-        reach, shrink = _measured_reach(subject, decoder, subject.runner, refine)
-        problems = _window_problems(subject, reach)
-        if not problems:
-            break
-    if shrink and decoder.config.sliding_window < NO_WINDOW:
+    configured = decoder.config.sliding_window
+    limit = min(subject.max_tokens, limits.position_limit(decoder.config) or subject.max_tokens)
+    shrink = 0 if configured + 2 * MARGIN <= limit else configured - SMALL_WINDOW
+    if shrink and configured < NO_WINDOW:
         subject.notes.append(f"windows were measured shrunk by {shrink} tokens, not to run a sequence longer than them")
-    if reference is not None and decoder.conversion is None and not problems:
-        theirs = find_decoder(reference)
-        if SLIDING in theirs.layer_types:
-            original, _ = _measured_reach(subject, theirs, Runner(reference, theirs), refine=True)
-            if changed := [i for i in reach if i in original and reach[i][0] != original[i][0]]:
-                now, before = (_tokens(measured[changed[0]][0]) for measured in (reach, original))
-                text = f"local layers attend to {now} on the left, those of the reference to {before}"
-                problems.append(Problem("window-differs", text, changed))
+    for refine in (False, True):  # small changes on a long sequence are slow: only to confirm a finding
+        reach = _measured_reach(subject, configured - shrink + 2 * MARGIN, shrink, refine)
+        if not (problems := _window_problems(subject, reach)):
+            break
     subject.layers = [replace(layer, reach=reach.get(layer.index)) for layer in subject.layers]
     return problems
 
 
-def _measured_reach(subject: Subject, decoder: Decoder, runner: Runner, refine: bool) -> tuple[Reach, int]:
-    """The reach of the local layers, None = no limit met, and tokens by which windows were shrunk to measure it."""
-    configured = decoder.config.sliding_window
-    limit = min(subject.max_tokens, limits.position_limit(decoder.config) or subject.max_tokens)
-    shrink = 0 if configured + 2 * MARGIN <= limit else configured - SMALL_WINDOW
-    n = configured - shrink + 2 * MARGIN
+def _measured_reach(subject: Subject, n: int, shrink: int, refine: bool) -> Reach:
+    """The reach of the local layers, None = no limit met, in n tokens and with windows shrunk by so many."""
+    decoder = subject.decoder
     local = [i for i, kind in enumerate(decoder.layer_types) if kind == SLIDING]
     with shrunken_windows(decoder, shrink), recorded_calls([decoder.attentions[i] for i in local]) as calls:
-        runner.run(runner.tokens(1, n, subject.seed))
-    early, late = MARGIN // 2, n - 1 - MARGIN // 2
-    reach = {}
+        subject.runner.run(subject.ids(1, n))
+    early, late, reach = MARGIN // 2, n - 1 - MARGIN // 2, {}
     for i, call in zip(local, calls, strict=True):
         cells = attention_influence(call, [early, late], refine=refine)[0]  # (n, 2)
         left = max([int(q) - early for q in cells[:, 0].nonzero()], default=0)  # last query that attends to `early`
         right = max([late - int(q) for q in cells[:, 1].nonzero()], default=0)
         reach[i] = tuple(None if r >= n - 1 - early else r + (shrink if r else 0) for r in (left, right))
-    return reach, shrink
+    return reach
 
 
 def _declared_reach(subject: Subject) -> int | None:
-    """Tokens that a local layer should reach to a side: by the recorded conversion, else by the config's window."""
+    """Tokens that a local layer should reach to a side: by the recorded conversion, else by the config's window.
+
+    By the config of the reference, if there is one, because a change of the window need not be meant.
+    """
     decoder, local = subject.decoder, subject.decoder.layer_types.index(SLIDING)
     if decoder.conversion is not None:
         window = decoder.converted_window(local)
         return None if window is None else window - 1
-    both_sides = (
-        None if subject.verdict == "causal" else getattr(decoder.config, "local_attention", None)
-    )  # ModernBERT's
-    return decoder.causal_window(local) - 1 if both_sides is None else both_sides // 2
+    if subject.verdict != "causal" and (both_sides := getattr(decoder.config, "local_attention", None)):  # ModernBERT
+        return both_sides // 2
+    original = None if subject.reference is None else decoder_or_none(subject.reference)
+    window = None if original is None else original.causal_window(local)
+    return (decoder.causal_window(local) if window is None else window) - 1
 
 
 def _window_problems(subject: Subject, reach: Reach) -> list[Problem]:
@@ -210,9 +204,7 @@ def batch_and_positions(subject: Subject) -> Iterator[Problem]:
     problems = [
         *subject.compared("depends-on-batch", many[:1], alone, text.format("in a batch of equal rows")),
         *subject.compared("depends-on-batch", padded[:1], alone, text.format("beside padded rows")),
-        *subject.compared(
-            "depends-on-batch", padded[1:2, :short], alone_short, text.format("with padding on the right")
-        ),
+        *subject.compared("depends-on-batch", padded[1:2, :short], alone_short, text.format("padded on the right")),
     ]
     yield from problems[:1]
     # four times the tolerance, because in 16 bits a rotary angle is rounded differently at another position
@@ -263,36 +255,27 @@ def packing(subject: Subject) -> Iterator[Problem]:
 
 
 def packed_batch(subject: Subject) -> Iterator[Problem]:
-    """A padded batch, packed: no text may influence another, and each must have the states that it has alone.
-
-    Once in rows of two or three texts, and once as it is packed by default.
-    """
-    runner, lengths, name = subject.runner, (TOKENS, 5, 7, 3), "labkit.decoder.packing.packed"
-    if reason := why_not(subject.model) if runner.takes("attention_mask") else "it takes no attention_mask":
-        subject.notes.append(f"{name} was not measured: {reason}")
-        return
+    """A padded batch, packed: no text may influence another, and each must have the states that it has alone."""
+    runner, lengths, name = subject.runner, (TOKENS, 5, 7, 3), "labkit.decoder.packing.packed"  # two texts in each row
+    reason = why_not(subject.model) if runner.takes("attention_mask") else "it takes no attention_mask"
     ids, real = subject.ids(len(lengths)), torch.arange(TOKENS) < torch.tensor(lengths)[:, None]
+    run, influenced = functools.partial(runner.run, real=real), False
+    try:
+        if reason:
+            raise ConversionError(reason)
+        with packed(subject.model):
+            states = run(ids)[real]
+            for text in torch.eye(len(lengths), dtype=torch.bool)[:, :, None]:  # an influence may be within rounding
+                influenced |= bool(changed_outputs(run, ids, text & real, runner.vocab_size)[~text[:, 0]].any())
+    except ConversionError as error:  # prefix tuning brings a cache
+        subject.notes.append(f"{name} was not measured: {error}")
+        return
+    if influenced:
+        yield Problem("packing-leak", f"under {name} texts influence each other")
+        return
     alone = torch.cat([runner.run(ids[:1, :length])[0] for length in lengths])
-    run = functools.partial(runner.run, real=real)
-    for row_length in (2 * TOKENS, None):
-        try:
-            with packed(subject.model, row_length):
-                states, influenced = run(ids)[real], torch.zeros_like(real)
-                for text, length in enumerate(lengths):  # an influence may be smaller than the tolerance of the states
-                    which = torch.zeros_like(real)
-                    which[text, length // 2] = True
-                    others = torch.arange(len(lengths))[:, None] != text
-                    influenced |= changed_outputs(run, ids, which, runner.vocab_size) & others
-        except ConversionError as error:  # prefix tuning brings a cache
-            subject.notes.append(f"{name} was not measured: {error}")
-            return
-        if bool(influenced.any()):
-            yield Problem("packing-leak", f"under {name} texts influence each other")
-            return
-        text = f"under {name} the states of texts differ by {{gap:.1%}} from those that they have alone"
-        if problems := list(subject.compared("packing-leak", states, alone, text)):
-            yield from problems
-            return
+    text = f"under {name} the states of texts differ by {{gap:.1%}} from those that they have alone"
+    yield from subject.compared("packing-leak", states, alone, text)
 
 
 # -- words, heads, lengths ---------------------------------------------------------------------------------------------
@@ -313,7 +296,7 @@ def word_order(subject: Subject) -> Iterator[Problem]:
 def heads(subject: Subject) -> Iterator[Problem]:
     """In a bidirectional layer every head must attend to later tokens: the others hide a head with its own mask."""
     decoder = subject.decoder
-    with recorded_calls(decoder.attentions if decoder else attention_modules(subject.model)) as calls:
+    with recorded_calls(subject.runner.attentions) as calls:
         subject.runner.run(subject.ids())
     if len(calls) != len(subject.layers):
         return

@@ -14,9 +14,9 @@ from labkit.auditing import probe
 from labkit.auditing.measure import composed
 from labkit.auditing.probe import AttentionCall
 from labkit.auditing.report import Cells, Leak, layer_list
-from labkit.decoder.anatomy import attention_modules, decoder_or_none
-from labkit.decoder.limits import context_of
-from labkit.decoder.running import Runner, computing_in, replaced
+from labkit.decoder.anatomy import decoder_or_none
+from labkit.decoder.limits import position_limit
+from labkit.decoder.running import Runner, configs_of, in_precision, replaced
 from labkit.errors import AuditError
 
 PADS = 3
@@ -59,7 +59,7 @@ class LeakProbe:
         self.model, self.seed, self.notes = model, seed, []
         self.decoder = decoder_or_none(model)
         self.runner = Runner(model, self.decoder, vocab_size)
-        self.context = context_of(model)
+        self.context = next(filter(None, map(position_limit, configs_of(model))), None)
         length = min(tokens, self.context or tokens)
         if length < 2 or self.runner.vocab_size < 2:
             raise AuditError(
@@ -69,7 +69,7 @@ class LeakProbe:
         self.ids = self.runner.tokens(1, length, seed)
         pads = (module.padding_idx for module in model.modules() if isinstance(module, nn.Embedding))
         self.pad = next((pad for pad in pads if pad is not None), 0)
-        self.attentions = list(self.decoder.attentions) if self.decoder else attention_modules(model)
+        self.attentions = self.runner.attentions
         weight = next((w for w in model.parameters() if w.is_floating_point()), torch.zeros(()))
         self.rounding = ROUNDING * torch.finfo(weight.dtype).eps
         self.condition, self.batch, self.tries, self.longest = Condition(), 16, 0, length
@@ -147,7 +147,7 @@ class LeakProbe:
         if not bool(changes.any()) or float(changes.max()) > (limit or min(0.3, self.rounding)):
             return changes
         try:
-            with probe.in_precision(torch.float64, self.model):
+            with in_precision(torch.float64, self.model):
                 return torch.where(measure() > 0.1 * changes, changes, 0.0)
         except AuditError as error:
             self.note(f"differences as small as rounding were not confirmed in float64: {error}")
@@ -229,7 +229,7 @@ class LeakProbe:
 
     def measure_masks(self) -> None:
         """Fill `levers` and `finite`."""
-        with computing_in(torch.float32, self.model, torch.float16):
+        with in_precision(torch.float32, self.model, [torch.float16]):
             for i, call in self.calls(self.ids).items():
                 if lever := _lever(call):
                     self.levers[i] = lever

@@ -13,8 +13,8 @@ tokens and compares, in these ways:
   to 512 tokens, and code that only long texts reach. Long texts are changed from four positions on, which reveal blocks
   whose size is a power of two; for others set `tokens` to twice their size. The report states the longest text;
 - a batch, of which some rows are exchanged: the other rows must not change;
-- under each of the `conditions`: with an attention mask of ones, with right and with left padding, with pad tokens and
-  no mask, with options that add outputs, in train mode;
+- under several conditions: with an attention mask of ones, with right and with left padding, with pad tokens and no
+  mask, with options that add outputs, in train mode;
 - with a key-value cache, in chunks and token by token: the outputs must be those of one pass;
 - with attention scores multiplied by up to a million, which a mask that is a finite number does not withstand;
 - with labels: the model's own loss must compare position i with token i + 1, and no output may depend on a label.
@@ -38,7 +38,7 @@ from labkit.auditing.leak_probe import PADS, STRESS, Condition, LeakProbe, score
 from labkit.auditing.probe import measured_influence, relative_change
 from labkit.auditing.report import Leak, LeakReport, layer_list
 from labkit.decoder.anatomy import CACHE
-from labkit.decoder.running import BODY_MEASURED, computing_in, without_mlps
+from labkit.decoder.running import BODY_MEASURED, in_precision, random_state_kept, without_mlps
 from labkit.errors import AuditError
 from labkit.files import quiet_libraries
 
@@ -68,7 +68,7 @@ def find_leaks(model: nn.Module, *, tokens: int = TOKENS, vocab_size: int | None
             cannot be called on token ids, or gives no output per position, or no numbers.
     """
     probe = LeakProbe(model, tokens, vocab_size, seed)
-    with _left_as_it_was(model, probe.runner.device), quiet_libraries():
+    with _left_as_it_was(model), random_state_kept(), quiet_libraries():
         model.eval()
         leaks = _from_earlier_calls(probe)
         influence = probe.influence()
@@ -163,7 +163,7 @@ def _in_long_texts(probe: LeakProbe) -> list[Leak]:
     return []
 
 
-def conditions(probe: LeakProbe) -> list[Condition]:
+def _conditions(probe: LeakProbe) -> list[Condition]:
     """The ways of calling this model beside the plain one, in which its mask may be another."""
     masks = {"pad tokens": "with pad tokens and no attention mask"}
     if probe.runner.takes("attention_mask"):
@@ -184,7 +184,7 @@ def conditions(probe: LeakProbe) -> list[Condition]:
 
 
 def _under_conditions(probe: LeakProbe, influence: Tensor) -> list[Leak]:
-    """Leaks that show only under one of the `conditions`."""
+    """Leaks that show only under one of the `_conditions`."""
     n, known, leaks, rare_with = probe.ids.size(1), influence.triu(1), [], set()
 
     def new_cells(columns: Sequence[int] | None = None) -> Tensor:
@@ -192,7 +192,7 @@ def _under_conditions(probe: LeakProbe, influence: Tensor) -> list[Leak]:
         changes, least = probe.influence(columns).triu(1), min(0.01 * float(known.max()), probe.rounding)
         return torch.where((known == 0) & (changes > least), changes, 0.0)
 
-    for condition in conditions(probe):
+    for condition in _conditions(probe):
         probe.condition = condition
         probe.model.train(condition.train)
         pads = 0 if condition.mask in (None, "ones") else min(PADS, n // 4)
@@ -263,7 +263,7 @@ def _under_stress(probe: LeakProbe) -> list[Leak]:
         probe.note(f"{layer_list(fixed)}: scores cannot be raised ({why}); finite masks were not looked for")
     n, levers = probe.ids.size(1), {probe.attentions[i]: lever for i, lever in probe.levers.items()}
     skipping = without_mlps(probe.decoder) if probe.decoder else nullcontext()
-    with computing_in(torch.float32, probe.model, torch.float16), skipping:
+    with in_precision(torch.float32, probe.model, [torch.float16]), skipping:
         for factor in STRESS if levers else ():
             with scores_times(factor, levers):
                 try:
@@ -326,13 +326,12 @@ def _with_labels(probe: LeakProbe) -> list[Leak]:
 
 
 @contextmanager
-def _left_as_it_was(model: nn.Module, device: torch.device) -> Iterator[None]:
-    """Afterwards attributes (such as the mode), hooks, buffers (running averages) and random state are as before."""
+def _left_as_it_was(model: nn.Module) -> Iterator[None]:
+    """Afterwards attributes (such as the mode), hooks and buffers (running averages) are as before."""
     modules = [(module, vars(module).copy(), module._forward_hooks.copy()) for module in model.modules()]
     buffers = [(m, name, b, b.clone()) for m in model.modules() for name, b in m._buffers.items() if b is not None]
     try:
-        with torch.random.fork_rng([] if device.type == "cpu" else [device]):
-            yield
+        yield
     finally:
         for module, attributes, hooks in modules:
             vars(module).clear()

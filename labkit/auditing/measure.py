@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from labkit.auditing import checks, probe
 from labkit.auditing.probe import AttentionCall, later
 from labkit.auditing.report import AuditReport, LayerReport, Problem, Scenario, layer_list
-from labkit.decoder.anatomy import attention_modules, decoder_or_none
+from labkit.decoder.anatomy import decoder_or_none
 from labkit.decoder.running import BODY_MEASURED, Runner, evaluating
 from labkit.errors import AuditError
 from labkit.files import quiet_libraries
@@ -60,9 +60,8 @@ def audit(
     decoder = decoder_or_none(model)
     runner = Runner(model, decoder, vocab_size)
     with evaluating(model), quiet_libraries():
-        modules = decoder.attentions if decoder else attention_modules(model)
-        names = decoder.names if decoder else [type(module).__name__ for module in modules]
-        views = _measured_views(runner, modules, quick, seed)
+        names = decoder.names if decoder else [type(module).__name__ for module in runner.attentions]
+        views = _measured_views(runner, quick, seed)
         layers = _layer_reports(names, views)
         notes = list(_notes(runner, views, quick))
         problems = [*_mask_problems(layers, views), *_between_rows(runner, seed, notes)]
@@ -127,37 +126,36 @@ class _View:
 
     calls: those of the attention modules that can be measured by themselves. unmeasured: the other modules that ran.
     cells: what each call attends to, (tokens, tokens). with_pads: the calls in which a token attends to padding.
-    allowed: what the cells allow through depth, (tokens, columns of the scenario). refined: whether small changes added
-    to `scenario`.
+    refined: whether small changes added to `scenario`. contradiction: what its influence has against the cells.
     """
 
     calls: list[AttentionCall]
     unmeasured: list[int]
     cells: list[Tensor]
     with_pads: list[int]
-    allowed: Tensor
     scenario: Scenario
     refined: bool
+    contradiction: Problem | None
 
 
-def _measured_views(runner: Runner, modules: Sequence[nn.Module], quick: bool, seed: int) -> dict[str, _View]:
+def _measured_views(runner: Runner, quick: bool, seed: int) -> dict[str, _View]:
     """An unpadded row and, if the model takes a mask, a batch of a full row and padded ones: {kind of batch: view}."""
     n, pads = (QUICK_TOKENS, 2) if quick else (FULL_TOKENS, 3)
-    views = _view_batch(runner, modules, torch.ones(1, n, dtype=torch.bool), ["unpadded"], quick, seed)
+    views = _view_batch(runner, torch.ones(1, n, dtype=torch.bool), ["unpadded"], quick, seed)
     if runner.takes("attention_mask"):
         kinds = ["beside padding", "right-padded", "left-padded"][: 2 if quick else 3]
         real = torch.ones(len(kinds), n, dtype=torch.bool)
         real[1, n - pads :] = False
         real[2:, :pads] = False
-        views |= _view_batch(runner, modules, real, kinds, quick, seed)
+        views |= _view_batch(runner, real, kinds, quick, seed)
     return views
 
 
-def _view_batch(runner, modules, real: Tensor, kinds: list[str], quick: bool, seed: int) -> dict[str, _View]:
+def _view_batch(runner: Runner, real: Tensor, kinds: list[str], quick: bool, seed: int) -> dict[str, _View]:
     batch, n = real.shape
     ids = runner.tokens(batch, n, seed)
     run = functools.partial(runner.run, real=None if bool(real.all()) else real)
-    with probe.recorded_calls(modules) as recorded:
+    with probe.recorded_calls(runner.attentions) as recorded:
         base = run(ids)
     calls = [call for call in recorded if call.can_be_replayed(batch, n)]
     unmeasured = sorted({call.index for call in recorded} - {call.index for call in calls})
@@ -171,17 +169,11 @@ def _view_batch(runner, modules, real: Tensor, kinds: list[str], quick: bool, se
         here, kept = real[row], real[row, columns]
         asked = (torch.cumsum(here, 0) - 1)[columns][kept].tolist()  # the columns within the text of this row
         of_row, of_tokens = influence[row][here], [call_cells[row][here] for call_cells in cells]
-        inside = [call_cells[:, here] for call_cells in of_tokens]
-        allowed = composed(inside, int(here.sum()))[:, asked] if inside else torch.ones_like(of_row[:, kept])
-        scenario = Scenario(
-            verdict=_whole_verdict(of_row[:, kept], asked, inside, allowed),
-            influence=of_row[:, kept],
-            columns=tuple(asked),
-            pad_leak=bool(of_row[:, ~kept].any()),
-            nan=not bool(base[row].isfinite().all()),
-        )
+        inside, nan = [call_cells[:, here] for call_cells in of_tokens], not bool(base[row].isfinite().all())
+        verdict, contradiction = _as_a_whole(of_row[:, kept], asked, inside, kind)
+        scenario = Scenario(verdict, of_row[:, kept], tuple(asked), bool(of_row[:, ~kept].any()), nan)
         with_pads = [i for i, call_cells in enumerate(of_tokens) if bool(call_cells[:, ~here].any())]
-        views[kind] = _View(calls, unmeasured, inside, with_pads, allowed, scenario, refined)
+        views[kind] = _View(calls, unmeasured, inside, with_pads, scenario, refined, None if nan else contradiction)
     return views
 
 
@@ -227,22 +219,30 @@ def mask_verdict(cells: Tensor) -> str:
     return kind if kind in ("causal", "bidirectional") else "other"
 
 
-def _whole_verdict(influence: Tensor, columns: list[int], layer_cells: list[Tensor], expected: Tensor) -> str:
-    """Verdict on the whole model from its influence and from what its layers let us expect, (tokens, columns) each.
+def _as_a_whole(
+    influence: Tensor, columns: list[int], layer_cells: list[Tensor], kind: str
+) -> tuple[str, Problem | None]:
+    """Verdict on the whole model from its influence, (tokens, columns), and how that contradicts its layers, or None.
 
     Small windows leave cells empty that the layers do not bridge through depth.
     """
-    n, ahead, missing = len(influence), later(len(influence), columns), expected & ~influence
-    behind = torch.arange(n)[:, None] > torch.tensor(columns)
-    if not bool((influence & ahead).any()):  # tokens that do not interact at all are not causal
-        reads_past = bool((influence & behind).any())
-        return "causal" if reads_past and not bool((missing & ~ahead).any()) else "other"
-    if bool(missing.any()) or not bool(expected[ahead].any()):
-        return "other"
-    if bool(influence.all()):
-        return "bidirectional"
-    two_sided = all(mask_verdict(cells) == "bidirectional" for cells in layer_cells)
-    return "bidirectional" if two_sided and torch.equal(influence, expected) else "other"
+    n, ahead = len(influence), later(len(influence), columns)
+    allowed = composed(layer_cells, n)[:, columns] if layer_cells else torch.ones_like(influence)
+    missing, extra, problem = allowed & ~influence, int((influence & ~allowed).sum()), None
+    if extra:
+        text = f"{extra} pairs of tokens influence each other ({kind}) past every attention mask"
+        problem = Problem("influence-outside-attention", text)
+    if not bool((influence & ahead).any()):
+        if layer_cells and not extra and bool((allowed & ahead).any()):
+            text = f"no token influences an earlier one ({kind}), though the attention layers by themselves allow it"
+            problem = Problem("influence-missing", text)
+        # tokens that do not interact at all are not causal
+        reads_past = bool((influence & (torch.arange(n)[:, None] > torch.tensor(columns))).any())
+        return "causal" if reads_past and not bool((missing & ~ahead).any()) else "other", problem
+    if bool(missing.any()) or not bool(allowed[ahead].any()):
+        return "other", problem
+    two_sided = not extra and all(mask_verdict(cells) == "bidirectional" for cells in layer_cells)
+    return "bidirectional" if bool(influence.all()) or two_sided else "other", problem
 
 
 def composed(layer_cells: list[Tensor], n: int) -> Tensor:
@@ -266,7 +266,7 @@ def _mask_problems(layers: list[LayerReport], views: dict[str, _View]) -> Iterat
         yield Problem("pad-leak", f"{_where(leaking)}: real tokens attend to padded positions", leaking)
     if broken := [kind for kind, view in views.items() if view.scenario.nan]:
         yield Problem("nan-rows", f"the output holds NaN or infinite numbers ({', '.join(broken)})")
-    yield from list(_layers_contradicted(views))[:1]
+    yield from [view.contradiction for view in views.values() if view.contradiction is not None][:1]
     plain = views["unpadded"]
     influence, columns = plain.scenario.influence, torch.tensor(plain.scenario.columns)
     of_others = influence & (torch.arange(len(influence))[:, None] != columns)
@@ -277,20 +277,6 @@ def _mask_problems(layers: list[LayerReport], views: dict[str, _View]) -> Iterat
         count = len({*plain.unmeasured, *(call.index for call in plain.calls)})
         text = "attention modules could not be measured by themselves, and may attend to less than the others"
         yield Problem("attention-unmeasured", f"{len(plain.unmeasured)} of {count} {text}", plain.unmeasured)
-
-
-def _layers_contradicted(views: dict[str, _View]) -> Iterator[Problem]:
-    """The model as a whole lets through more, or much less, than its layers by themselves."""
-    for kind, view in views.items():
-        influence, ahead = view.scenario.influence, later(len(view.allowed), view.scenario.columns)
-        if not view.cells or view.scenario.nan:
-            continue
-        if extra := int((influence & ~view.allowed).sum()):
-            text = f"{extra} pairs of tokens influence each other ({kind}) past every attention mask"
-            yield Problem("influence-outside-attention", text)
-        elif bool((view.allowed & ahead).any()) and not bool((influence & ahead).any()):
-            text = f"no token influences an earlier one ({kind}), though the attention layers by themselves allow it"
-            yield Problem("influence-missing", text)
 
 
 def _where(layers: list[int]) -> str:

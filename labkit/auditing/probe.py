@@ -35,16 +35,13 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_map
 
-from labkit.decoder import limits
-from labkit.decoder.running import computing_in, configs_of, first_tensor, replaced
+from labkit.decoder.running import first_tensor, in_precision, replaced
 from labkit.errors import AuditError
 
 STRENGTH = 64.0  # size of a large change, in typical sizes of a hidden state; 8 in float16, which ends at 65504
 NOISE_FACTOR = 8.0
 SPREAD, SHORT_SPREAD = 1e-3, 0.1  # size of a small change, and of the distance of states, in float64 and without it
 FLAT = 1e-3  # factor on attention scores there
-FLOATS = (torch.float16, torch.bfloat16, torch.float32)
-ROOM = 0.8  # share of the free memory that weights of a higher precision may take for a moment
 REPRODUCED = 0.01  # of the largest output: by how much a replay of the same may differ
 HIDDEN = re.compile(r"hidden(_states?)?|x|h|inputs?|quer(y|ies)|q")
 KEY_OR_VALUE = re.compile(r"(k|v|keys?|values?)(_states?|_value_states|_tensors?)?|memory|encoder_hidden_states")
@@ -200,12 +197,16 @@ class AttentionCall:
 
         A module that was given the same states several times, as query, key and value, gets the new ones as often.
         """
-        if hidden.dtype == torch.float64 != self.hidden.dtype:
-            return self._in_float64().replay(hidden)
         given = self.given
-        args = [hidden if value is given else _own(value) for value in self.args]
-        kwargs = {name: hidden if value is given else _own(value) for name, value in self.kwargs.items()}
-        kwargs |= {name: self._moved(v, hidden) for name, v in kwargs.items() if isinstance(v, UserDict)}
+
+        def argument(value):
+            if value is given:
+                return hidden
+            if isinstance(value, UserDict):
+                return self._moved(value, hidden)
+            return tree_map(_double, _own(value)) if hidden.dtype == torch.float64 else _own(value)
+
+        args, kwargs = map(argument, self.args), {name: argument(value) for name, value in self.kwargs.items()}
         if self.projection is None:
             return first_tensor(self.module(*args, **kwargs))
         inputs: list[Tensor] = []
@@ -229,23 +230,6 @@ class AttentionCall:
             return states + (shift @ weight.to(shift)).unflatten(-1, (heads, dim)).transpose(1, 2)
 
         return type(shared)({kind: tuple(map(moved, states)) for kind, states in shared.items()})
-
-    def _in_float64(self) -> AttentionCall:
-        """The same call with its numbers in float64; a tensor that is passed several times stays one tensor.
-
-        The lowest number of a dtype becomes that of float64, since a module may look for it to see what a mask hides.
-        """
-        converted: dict[int, Tensor] = {}
-
-        def double(value):
-            if not isinstance(value, Tensor) or not value.is_floating_point():
-                return value
-            if id(value) not in converted:
-                lowest = value == torch.finfo(value.dtype).min
-                converted[id(value)] = value.double().masked_fill(lowest, torch.finfo(torch.float64).min)
-            return converted[id(value)]
-
-        return replace(self, **tree_map(double, {"args": self.args, "kwargs": self.kwargs, "hidden": self.hidden}))
 
     @torch.no_grad()
     def can_be_replayed(self, batch: int, n: int) -> bool:
@@ -369,6 +353,13 @@ def _own(value):
     return copy.deepcopy(value) if is_cache or isinstance(value, list) else value
 
 
+def _double(value):
+    """A float tensor in float64. Its dtype's lowest number, by which a module may see what a mask hides, stays that."""
+    if not isinstance(value, Tensor) or not value.is_floating_point():
+        return value
+    return value.double().masked_fill(value == torch.finfo(value.dtype).min, torch.finfo(torch.float64).min)
+
+
 # -- small changes -----------------------------------------------------------------------------------------------------
 
 
@@ -418,20 +409,3 @@ def _add_small_changes(cells, columns, doubtful, model: nn.Module, outcome, give
     added = bool((more & ~cells[..., doubtful]).any())
     cells[..., doubtful] |= more
     return added
-
-
-@contextmanager
-def in_precision(dtype: torch.dtype, model: nn.Module) -> Iterator[None]:
-    """For the block the model computes in float32 or float64. Raises AuditError if its weights would not fit."""
-    shorter = [short for short in FLOATS if torch.finfo(short).bits < torch.finfo(dtype).bits]
-    weights = [weight for weight in (*model.parameters(), *model.buffers()) if weight.dtype in shorter]
-    device = next((str(weight.device) for weight in weights), "cpu")
-    if dtype.itemsize * sum(weight.numel() for weight in weights) > ROOM * limits.available_bytes(device):
-        raise AuditError(f"the weights do not fit into memory in {str(dtype).removeprefix('torch.')}")
-    with ExitStack() as stack:
-        if dtype == torch.float64:
-            for config in configs_of(model):  # only the simplest code for experts allows float64
-                if getattr(config, "_experts_implementation", None):
-                    stack.enter_context(replaced(config, _experts_implementation="eager"))
-        stack.enter_context(computing_in(dtype, model, *shorter))
-        yield

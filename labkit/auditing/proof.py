@@ -13,8 +13,8 @@ from torch import Tensor
 
 from labkit.auditing.probe import AttentionCall, attention_influence, attention_influence_by_row, recorded_calls
 from labkit.decoder.anatomy import Decoder
-from labkit.decoder.running import evaluating, without_mlps
-from labkit.errors import ConversionError, is_out_of_memory
+from labkit.decoder.running import Runner, evaluating, without_mlps
+from labkit.errors import AuditError, ConversionError
 from labkit.masks import Mask
 
 TOKENS = 5
@@ -63,24 +63,17 @@ def _expected_cells(mask: Mask, real: Tensor) -> Tensor:
     return cells
 
 
-@torch.no_grad()
 def _calls(decoder: Decoder, real: Tensor) -> list[AttentionCall]:
-    device = next(decoder.stack.parameters()).device
-    vocabulary = decoder.stack.get_input_embeddings().num_embeddings
-    ids = torch.arange(8, 8 + TOKENS, device=device).expand(real.shape[0], TOKENS) % vocabulary  # not the special ones
-    mask = None if bool(real.all()) else real.long().to(device)
+    runner = Runner(decoder.stack, decoder)
+    ids = runner.tokens(len(real), TOKENS)
     try:
         with without_mlps(decoder), recorded_calls(decoder.attentions) as calls:
-            decoder.stack(input_ids=ids, attention_mask=mask, use_cache=False)
-    except ConversionError:
-        raise
-    except (TypeError, ValueError, AttributeError, IndexError, RuntimeError) as error:
-        if is_out_of_memory(error):
-            raise
-        cause = " ".join(str(error).split())[:200]
+            runner.run(ids, None if bool(real.all()) else real)
+    except AuditError as error:
+        cause = error.__cause__ or error
         raise ConversionError(
             f"{type(decoder.stack).__name__} (attention backend {decoder.backend!r}) could not be run to measure its "
-            f"masks: {type(error).__name__}: {cause}."
+            f"masks: {type(cause).__name__}: {' '.join(str(cause).split())[:200]}."
         ) from error
     if len(calls) != len(decoder.layers):
         raise ConversionError(

@@ -19,7 +19,6 @@ FULL, SLIDING = "full_attention", "sliding_attention"
 CACHE_NAMES = ("cache", "past_key_values")  # the key-value cache; a call may use either name in newer transformers
 CACHE = CACHE_NAMES[Version(transformers.__version__) < Version("5.24.0")]  # as models call it in this transformers
 CONVERSION = "labkit_attention"  # the attribute of the text config in which a conversion is recorded
-POSITION_TABLES = ("wpe", "embed_positions", "pos_encoding")  # what transformers calls them in GPT-2, OPT, CTRL
 
 
 @dataclass(frozen=True)
@@ -107,11 +106,6 @@ class Decoder:
         return frozenset(i for i, kind in enumerate(kinds) if not passes[kind])
 
     @property
-    def has_position_table(self) -> bool:
-        """Whether positions are looked up by absolute index (GPT-2, OPT, CTRL), rather than rotated in (RoPE)."""
-        return any(hasattr(self.stack, name) for name in POSITION_TABLES)
-
-    @property
     def takes_positions(self) -> bool:
         """Whether a call can give position_ids; BART's decoder counts positions by itself, pads included."""
         return "position_ids" in inspect.signature(self.stack.forward).parameters
@@ -126,13 +120,12 @@ def find_decoder(model: nn.Module) -> Decoder:
     """
     if not isinstance(model, nn.Module):
         raise LabkitError(f"expected a torch module, not {type(model).__name__}; of labkit.load give `.model`")
-    text_config = _text_config(model)
     decoders = []
     for path, module in model.named_modules():
-        container = next((name for name in ("layers", "h") if _holds_layers(getattr(module, name, None))), None)
-        if container is None or not hasattr(module, "config"):
+        container = "layers" if isinstance(getattr(module, "layers", None), nn.ModuleList) else "h"
+        layers = getattr(module, container, None)
+        if not isinstance(layers, nn.ModuleList) or not len(layers) or not hasattr(module, "config"):
             continue
-        layers = tuple(getattr(module, container))
         named = [_self_attention(layer) for layer in layers]
         if None in named:
             continue
@@ -140,12 +133,11 @@ def find_decoder(model: nn.Module) -> Decoder:
         names = tuple(f"{prefix}{container}.{i}.{name}" for i, (name, _) in enumerate(named))
         parts = path.split(".") if path else []
         callers = tuple(model.get_submodule(".".join(parts[:depth])) for depth in range(len(parts)))
-        decoder = Decoder(module, layers, tuple(attention for _, attention in named), names, callers)
-        if module.config is text_config:
-            return decoder
-        decoders.append(decoder)
-    if len(decoders) > 1 and text_config is not None:
-        decoders = [decoder for decoder in decoders if getattr(decoder.attentions[0], "is_causal", False)]
+        decoders.append(Decoder(module, tuple(layers), tuple(attention for _, attention in named), names, callers))
+    if len(decoders) > 1 and (config := getattr(model, "config", None)) is not None:  # images or sound have theirs
+        config = config.get_text_config(decoder=True) if hasattr(config, "get_text_config") else config
+        of_text = [decoder for decoder in decoders if decoder.config is config]
+        decoders = of_text[:1] or [decoder for decoder in decoders if decoder.attentions[0].is_causal]
     if len(decoders) == 1:
         return decoders[0]
     raise ModelError(
@@ -175,29 +167,11 @@ def backend_of(config) -> str:
     return "flash" if "flash" in name else name
 
 
-def _text_config(model: nn.Module):
-    """The text config of the model, or of the only model inside a wrapper that has none (`DataParallel`); else None."""
-    inside = _with_config(model)
-    config = inside[0].config if len(inside) == 1 else None
-    return config.get_text_config(decoder=True) if hasattr(config, "get_text_config") else config
-
-
-def _with_config(module: nn.Module) -> list[nn.Module]:
-    """The outermost modules that have a config."""
-    if hasattr(module, "config"):
-        return [module]
-    return [holder for child in module.children() for holder in _with_config(child)]
-
-
 def _passes_is_causal(layer: nn.Module, attention: nn.Module) -> bool:
     """Whether `is_causal`, given to a decoder layer, arrives at its attention, tried on one token.
 
     Where it cannot be tried, it counts as arriving: a conversion that depends on it is refused by its proof.
     """
-    weight = next((weight for weight in layer.parameters() if weight.is_floating_point()), None)
-    config = getattr(attention, "config", None)
-    if weight is None or config is None:
-        return True
     arrived = []
 
     def note(module: nn.Module, args: tuple, kwargs: dict) -> None:
@@ -208,17 +182,14 @@ def _passes_is_causal(layer: nn.Module, attention: nn.Module) -> bool:
     handle = attention.register_forward_pre_hook(note, with_kwargs=True)
     try:
         with torch.no_grad():
-            hidden = torch.zeros(1, 1, config.hidden_size, dtype=weight.dtype, device=weight.device)
+            weight = next(weight for weight in layer.parameters() if weight.is_floating_point())
+            hidden = weight.new_zeros(1, 1, attention.config.hidden_size)
             type(layer).forward(layer, hidden, **dict.fromkeys(needed), is_causal=False)
     except Exception:  # the layer needs more than its hidden states; its attention may have been called nevertheless
         pass
     finally:
         handle.remove()
     return all(arrived)
-
-
-def _holds_layers(container) -> bool:
-    return isinstance(container, nn.ModuleList) and len(container) > 0
 
 
 def _self_attention(layer: nn.Module) -> tuple[str, nn.Module] | None:

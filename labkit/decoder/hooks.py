@@ -18,7 +18,6 @@ import inspect
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
-from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -30,6 +29,7 @@ from labkit.errors import ConversionError, MaskError
 from labkit.masks import Mask
 
 ATTRIBUTE = "_labkit_layer_masks"  # where a layer stack keeps its LayerMasks
+TABLES = ("wpe", "embed_positions", "pos_encoding")  # of positions, not rotated in (RoPE): GPT-2, OPT, CTRL
 NO_WINDOW = 2**30  # a window no sequence reaches; the mask builder of a local layer needs a number
 
 
@@ -113,11 +113,10 @@ class LayerMasks:
         self.packings: list = []  # of `labkit.decoder.packing.packed`; the last one counts
         self.window: int | None = None  # of a converted local layer: the token itself and the tokens on one side
         self.without_flag = decoder.layers_ignoring_is_causal()  # the flag does not reach their attention
-        self.has_position_table = decoder.has_position_table and decoder.takes_positions
+        self.has_position_table = decoder.takes_positions and any(hasattr(self.stack, name) for name in TABLES)
         self.call: _Call | None = None
-        self._counted_by_builder = _counted_by_builder()
         self._callers: list[nn.Module] = []  # models around the stack that are watched
-        self._call_from_outside: tuple[nn.Module, Any] | None = None  # the outermost of them, and the mask it was given
+        self._given_outside: list = []  # the masks that those of them were given which are running, outermost first
         self._layer_names = list(inspect.signature(self.layers[0].forward).parameters)
         self._handles = [self.stack.register_forward_pre_hook(self._before_stack, with_kwargs=True)]
         self._handles.append(self.stack.register_forward_hook(self._after_stack, always_call=True))
@@ -148,13 +147,13 @@ class LayerMasks:
 
         transformers counts a bidirectional window inclusively when it builds a mask (|q - k| <= window), exclusively
         when it hands the window to flash attention. Called before each forward pass, because the backend can be
-        switched.
+        switched. (If a later transformers counts otherwise, the proof of a conversion fails.)
         """
         if not self.decoder.converted_by_flag or SLIDING not in self.decoder.layer_types:
             return
         number = NO_WINDOW
         if self.window is not None:
-            number = self.window if self.decoder.backend == "flash" else self.window - self._counted_by_builder
+            number = self.window if self.decoder.backend == "flash" else self.window - 1
         if self.decoder.config.sliding_window != number:  # torch.compile would trace an assignment
             self.decoder.config.sliding_window = number
 
@@ -190,9 +189,9 @@ class LayerMasks:
         given = self.decoder.arguments(args, kwargs)
         attention_mask, positions = given.get("attention_mask"), given.get("position_ids")
         cache = next((given[name] for name in CACHE_NAMES if given.get(name) is not None), None)
-        from_outside = not _is_padding(attention_mask) and self._call_from_outside is not None
+        from_outside = not _is_padding(attention_mask) and bool(self._given_outside)
         if from_outside:
-            attention_mask = self._call_from_outside[1]  # from which a multimodal model built the masks of this call
+            attention_mask = self._given_outside[0]  # from which a multimodal model built the masks of this call
         if not _is_padding(attention_mask):
             if self.overrides or (self.decoder.converted_layers and not self.decoder.converted_by_flag):
                 raise ConversionError(
@@ -236,13 +235,10 @@ class LayerMasks:
         self._handles.append(caller.register_forward_hook(self._after_caller, always_call=True))
 
     def _before_caller(self, names: list[str], caller: nn.Module, args: tuple, kwargs: dict) -> None:
-        if self._call_from_outside is None:  # the outermost caller got the user's mask
-            given = dict(zip(names, args, strict=False)) | kwargs
-            self._call_from_outside = (caller, given.get("attention_mask"))
+        self._given_outside.append((dict(zip(names, args, strict=False)) | kwargs).get("attention_mask"))
 
-    def _after_caller(self, caller: nn.Module, *_) -> None:
-        if self._call_from_outside is not None and self._call_from_outside[0] is caller:
-            self._call_from_outside = None
+    def _after_caller(self, *_) -> None:
+        del self._given_outside[-1:]
 
     def _before_layer(self, index: int, layer: nn.Module, args: tuple, kwargs: dict):
         hidden = args[0] if args else kwargs["hidden_states"]
@@ -294,16 +290,6 @@ class LayerMasks:
                 "is lost: call gradient_checkpointing_enable({'use_reentrant': False})"
             )
         return call
-
-
-@functools.cache
-def _counted_by_builder() -> int:
-    """1 if a built bidirectional window of w reaches w tokens to a side, 0 if w - 1. Measured, not assumed."""
-    from transformers.masking_utils import sliding_window_bidirectional_mask_function
-
-    allowed = sliding_window_bidirectional_mask_function(3)
-    query, *keys = (torch.tensor(place, device="cpu") for place in (0, *range(6)))  # models may be built on "meta"
-    return max(distance for distance, key in enumerate(keys) if bool(allowed(0, 0, query, key))) - 2
 
 
 def opened_otherwise(config) -> bool:
@@ -366,7 +352,11 @@ def _cells(mask: Mask, call: _Call, q_len: int, past: int, kv_len: int, device) 
     positions = _text_positions(documents, real, total, device)  # (batch or 1, total)
     if mask.batch_size not in (None, len(positions)) and (real is not None or documents is not None):
         raise MaskError(f"{mask} is for a batch of {mask.batch_size} rows, and this batch has {len(positions)}")
-    cells = _cells_at(mask, positions[:, past:], positions)
+    n = max(int(positions.max()) + 1, mask.needs)
+    mask.dense(1, n)  # raises if the mask is not defined for so many tokens
+    rows = torch.arange(mask.batch_size or len(positions), device=device)[:, None, None]
+    cells = mask.predicate(rows, positions[:, past:, None], positions[:, None, :], n)
+    cells = cells.expand(len(cells), q_len, total)  # (batch or 1, q_len, total)
     if documents is not None:  # no document attends to another
         cells = cells & (documents[:, :, None] == documents[:, None, :])
     cells = masks.self_for_empty_rows(cells if real is None else cells & real[:, None, :])
@@ -393,38 +383,22 @@ def _text_positions(documents: Tensor | None, real: Tensor | None, total: int, d
     return counted.clamp(min=0)
 
 
-def _cells_at(mask: Mask, queries: Tensor, keys: Tensor) -> Tensor:
-    """The cells (batch, q_len, kv_len) at these text positions: queries (rows, q_len) and keys (rows, kv_len)."""
-    n = max(int(keys.max()) + 1, mask.needs)
-    mask.dense(1, n)  # raises if the mask is not defined for so many tokens
-    rows = torch.arange(mask.batch_size or len(keys), device=keys.device)[:, None, None]
-    cells = mask.predicate(rows, queries[:, :, None], keys[:, None, :], n)
-    return cells.expand(len(cells), queries.shape[1], keys.shape[1])
-
-
 def _documents(positions: Tensor | None, real: Tensor | None) -> Tensor | None:
     """The packed document of each token, (batch, q_len), numbered from 0, if position_ids restart in a row; else None.
 
-    A document goes on while the positions grow by one from token to token, pads counted or not. Padding starts none.
-    Qwen-VL counts time, height and width, (3, batch, q_len), maybe with the position in the text before them. In a row
-    with images those three stand still or jump, and a document starts where all of them are 0.
+    A document starts at a real token whose position is not greater than that of the real token before it. Qwen-VL
+    counts time, height and width, (3, batch, q_len), maybe after the position in the text: one of them grows.
     """
     if positions is None or positions.ndim not in (2, 3) or positions.shape[-1] < 2:
         return None
-    axes = positions if positions.ndim == 3 and len(positions) == 3 else None
-    positions = positions if positions.ndim == 2 else positions[0]
-    q_len = positions.shape[1]
-    real = torch.ones_like(positions, dtype=torch.bool) if real is None else real[:, -q_len:].to(positions.device)
-    positions, real = torch.broadcast_tensors(positions, real)
-    places = torch.arange(q_len, device=positions.device)
-    latest = torch.where(real, places, -1).cummax(-1).values  # place of the latest real token
+    axes = positions if positions.ndim == 3 else positions[None]
+    q_len = axes.shape[-1]
+    real = torch.ones_like(axes[0], dtype=torch.bool) if real is None else real[:, -q_len:].to(axes.device)
+    axes = axes.expand(-1, len(real), -1)  # (axes, batch, q_len)
+    latest = torch.where(real, torch.arange(q_len, device=axes.device), -1).cummax(-1).values  # place of the latest one
     before = nn.functional.pad(latest[:, :-1], (1, 0), value=-1)  # of the one before this token; -1 = none
-    step = positions - positions.gather(-1, before.clamp(min=0))
-    restarts = (step != 1) & (step != places - before)
-    if axes is not None:
-        text_only = (axes == positions).all(dim=0).all(dim=-1, keepdim=True)  # (batch, 1)
-        restarts = torch.where(text_only, restarts, (axes == 0).all(dim=0))
-    starts = real & (before >= 0) & restarts
+    grows = (axes > axes.gather(-1, before.clamp(min=0).expand_as(axes))).any(0)
+    starts = real & (before >= 0) & ~grows
     return None if not torch.compiler.is_compiling() and not bool(starts.any()) else starts.long().cumsum(-1)
 
 

@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from transformers import PreTrainedConfig
 
 GB = 10**9
+POSITIONS = ("max_position_embeddings", "max_target_positions", "context", "block_size")  # or GPT's, nanoGPT's
 CGROUP = Path("/sys/fs/cgroup")  # of the container that this process runs in
 LOADING = 1.2  # memory for loading, in sizes of the model: one more copy of the largest tensors, a short forward pass
 PROCESS = 0.8 * GB  # torch and its libraries
@@ -22,18 +23,8 @@ SLACK = 1.2  # in training: short-lived copies in the backward pass and in the o
 def position_limit(config: PreTrainedConfig) -> int | None:
     """The longest row, in tokens, that the configuration of a model (or of its text part) allows; None: not stated."""
     config = config.get_text_config() if hasattr(config, "get_text_config") else config
-    stated = (getattr(config, name, None) for name in ("max_position_embeddings", "max_target_positions"))
-    return next((limit for limit in stated if limit), None)
-
-
-def context_of(model: nn.Module) -> int | None:
-    """The longest row that a config inside the model states, or None."""
-    for module in model.modules():
-        config = getattr(module, "config", None)
-        limits = (position_limit(config), *(getattr(config, name, None) for name in ("context", "block_size")))
-        if limit := next((limit for limit in limits if isinstance(limit, int)), None):
-            return limit
-    return None
+    stated = (getattr(config, name, None) for name in POSITIONS)
+    return next((limit for limit in stated if limit and isinstance(limit, int)), None)
 
 
 def require_positions(
@@ -50,12 +41,9 @@ def available_bytes(device: str = "cpu") -> int:
     if device.startswith("cuda"):
         import torch
 
-        at = torch.device(device).index
-        at = torch.cuda.current_device() if at is None else at
-        free, whole = torch.cuda.mem_get_info(at)
-        kept = torch.cuda.memory_reserved(at) - torch.cuda.memory_allocated(at)  # by torch, for its next tensors
-        share = torch.cuda.get_per_process_memory_fraction(at)
-        return min(free + kept, int(share * whole) - torch.cuda.memory_allocated(at))
+        at = torch.device(device)
+        free, _ = torch.cuda.mem_get_info(at)
+        return free + torch.cuda.memory_reserved(at) - torch.cuda.memory_allocated(at)  # torch keeps some to use again
     import psutil
 
     available = psutil.virtual_memory().available

@@ -13,7 +13,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -90,37 +89,18 @@ def why_not(model: nn.Module) -> str | None:
     return None
 
 
-@dataclass(frozen=True)
 class _Layout:
-    """Where the real tokens of a padded batch stand in the packed rows.
+    """Where the real tokens of a padded batch are in `rows`, lists of its texts, which have these `lengths`."""
 
-    Attributes:
-        batch: (rows, width) of the caller's padded batch; packed: of the rows that are computed.
-        real: (tokens,) their places in the flattened batch; slots: (tokens,) in the flattened packed rows.
-        positions: (rows, width), from 0 in each text, 0 in every slot that is left over, which is a text of its own.
-    """
-
-    batch: tuple[int, int]
-    packed: tuple[int, int]
-    real: Tensor
-    slots: Tensor
-    positions: Tensor
-
-    @classmethod
-    def of(cls, mask: Tensor, lengths: Sequence[int], rows: Sequence[Sequence[int]]) -> _Layout:
-        """The layout of `rows`, lists of texts, for the padding `mask` (batch, seq), whose rows have these lengths."""
+    def __init__(self, mask: Tensor, lengths: Sequence[int], rows: Sequence[Sequence[int]]):
         width = max(sum(lengths[text] for text in row) for row in rows)
-        starts = [0] * len(lengths)  # of each text in the flattened packed rows
+        starts = torch.zeros(len(lengths), 1, dtype=torch.long)  # of each text in the flattened packed rows
         for number, row in enumerate(rows):
-            start = number * width
-            for text in row:
-                starts[text] = start
-                start += lengths[text]
-        within = torch.cat([torch.arange(length) for length in lengths]).to(mask.device)  # (tokens,)
-        slots = torch.tensor(starts).repeat_interleave(torch.tensor(lengths)).to(mask.device) + within
-        positions = within.new_zeros(len(rows) * width).index_copy(0, slots, within).view(len(rows), width)
-        real = mask.flatten().nonzero().squeeze(1)
-        return cls(tuple(mask.shape), (len(rows), width), real, slots, positions)
+            starts[row, 0] = number * width + torch.tensor([0, *(lengths[text] for text in row[:-1])]).cumsum(0)
+        self.batch, self.packed = tuple(mask.shape), (len(rows), width)
+        self.real = mask.flatten().nonzero().squeeze(1)  # (tokens,) their places in the flattened batch
+        self.within = mask.long().cumsum(-1) - 1  # (batch, seq) the position of each token in its text
+        self.slots = (starts.to(mask.device) + self.within).flatten()[self.real]  # (tokens,) in the flattened rows
 
     def pack(self, tokens: Tensor) -> Tensor:
         """(batch, seq) -> (rows, width), 0 in what is left over."""
@@ -149,7 +129,7 @@ class _Packing:
         if self.layer_masks.packings[-1:] != [self]:  # a context inside this one packs, or a conversion proves itself
             return args, kwargs
         given = self.decoder.arguments(args, kwargs)
-        _require_plain(given, self.decoder)
+        require_plain(given, self.decoder, "packed()")
         mask = given.get("attention_mask")
         lengths = [] if mask is None else mask.bool().sum(-1).tolist()
         if mask is None or min(lengths) == mask.shape[1]:
@@ -160,9 +140,10 @@ class _Packing:
             rows = [[text for text, length in enumerate(lengths) if length]]
         else:
             rows = arrange(lengths, self.row_length, KEYS_PER_TOKEN * self.decoder.config.hidden_size)
-        self.layout = layout = _Layout.of(mask, lengths, rows)
+        self.layout = layout = _Layout(mask, lengths, rows)
         in_rows = {name: layout.pack(given[name]) for name in PACKED_ALIKE if given.get(name) is not None}
-        return (), given | in_rows | {"attention_mask": None, "position_ids": layout.positions, "use_cache": False}
+        positions = layout.pack(layout.within)  # each slot that is left over is a text of its own
+        return (), given | in_rows | {"attention_mask": None, "position_ids": positions, "use_cache": False}
 
     def after(self, stack: nn.Module, args: tuple, output: Any):
         layout, self.layout = self.layout, None
@@ -208,8 +189,8 @@ def _first_fit(lengths: Sequence[int], texts: Sequence[int], room: int) -> list[
     return rows
 
 
-def _require_plain(given: dict[str, Any], decoder: Decoder) -> None:
-    """Raise if the call brings something that has no meaning once its texts stand elsewhere."""
+def require_plain(given: dict[str, Any], decoder: Decoder, context: str) -> None:
+    """Raise if the call brings something that has no meaning once its texts are elsewhere, as within the `context`."""
     ids, mask = given.get("input_ids"), given.get("attention_mask")
     unfit = [name for name in CACHE_NAMES if given.get(name) is not None]
     for name, value in given.items():
@@ -219,10 +200,10 @@ def _require_plain(given: dict[str, Any], decoder: Decoder) -> None:
         unfit.append("output_attentions")
     if unfit:
         raise ConversionError(
-            f"packed() takes input_ids and a padding mask, and the call brings {unfit[0]}: leave it out, or call the "
-            "model outside of packed()"
+            f"{context} takes input_ids and a padding mask, and the call brings {unfit[0]}: leave it out, or call the "
+            f"model outside of {context}"
         )
     if ids is None or (mask is not None and not (isinstance(mask, Tensor) and mask.shape == ids.shape)):
         raise ConversionError(
-            "packed() takes input_ids (batch, sequence), and a padding mask of the same shape or none"
+            f"{context} takes input_ids (batch, sequence), and a padding mask of the same shape or none"
         )

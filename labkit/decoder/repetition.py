@@ -12,15 +12,16 @@ arXiv 2402.15449.)
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn.utils.rnn import pad_sequence
 
-from labkit.decoder.anatomy import CACHE_NAMES, Decoder, find_decoder
+from labkit.decoder.anatomy import find_decoder
 from labkit.decoder.limits import require_positions
+from labkit.decoder.packing import require_plain
 from labkit.errors import ConversionError
 
 
@@ -38,66 +39,51 @@ def repeated(model: nn.Module, times: int = 2) -> Iterator[nn.Module]:
     """
     if times < 1:
         raise ConversionError(f"a text can be read once or more often, not {times} times")
-    decoder = find_decoder(model)
-    reading = _Reading(decoder, times)
-    before = decoder.stack.register_forward_pre_hook(reading.before, with_kwargs=True, prepend=True)
-    after = decoder.stack.register_forward_hook(reading.after)
-    try:
-        yield model
-    finally:
-        before.remove()
-        after.remove()
+    decoder, places = find_decoder(model), torch.empty(0)
 
-
-class _Reading:
-    """The two hooks of one context: the input is repeated, and of the output the last reading is kept."""
-
-    def __init__(self, decoder: Decoder, times: int):
-        self.times, self.decoder, self.config = times, decoder, decoder.config
-        self.places: Tensor | None = None  # (batch, seq): the place of each token in its last reading
-
-    def before(self, stack: nn.Module, args: tuple, kwargs: dict):
-        given = self.decoder.arguments(args, kwargs)
-        for name in ("position_ids", *CACHE_NAMES, "inputs_embeds"):
-            if given.get(name) is not None:
-                raise ConversionError(f"a repeated reading takes token ids and a padding mask, but {name} was given")
+    def before(stack: nn.Module, args: tuple, kwargs: dict):
+        nonlocal places
+        given = decoder.arguments(args, kwargs)
+        require_plain(given, decoder, "repeated()")
         ids, real = given["input_ids"], given.get("attention_mask")
-        real = torch.ones_like(ids) if real is None else real
-        if real.ndim != 2 or bool((real[:, 1:].bool() & ~real[:, :-1].bool()).any()):
-            raise ConversionError("a repeated reading needs a 2-D attention_mask with the padding on the right")
-        repeated_ids, counted, self.places = self._repeated(ids, real.long())
-        cure = f"give a shorter text, which is read {self.times} times"
-        require_positions(repeated_ids.shape[1], self.config, refusal=ConversionError, cure=cure)
+        real = torch.ones_like(ids) if real is None else real.long()
+        if bool((real[:, 1:] > real[:, :-1]).any()):
+            raise ConversionError("a repeated reading needs the padding on the right")
+        repeated_ids, counted, places = _repeated(decoder.config, ids, real, times)
+        cure = f"give a shorter text, which is read {times} times"
+        require_positions(repeated_ids.shape[1], decoder.config, refusal=ConversionError, cure=cure)
         return (), given | {"input_ids": repeated_ids, "attention_mask": counted, "use_cache": False}
 
-    def after(self, stack: nn.Module, args: tuple, output: Any):
+    def after(stack: nn.Module, args: tuple, output: Any):
         states = output.last_hidden_state  # (batch, longest, width)
-        index = self.places[..., None].expand(-1, -1, states.shape[-1])
+        index = places[..., None].expand(-1, -1, states.shape[-1])
         output.last_hidden_state = states.gather(1, index)  # (batch, seq, width)
         return output
 
-    def _repeated(self, ids: Tensor, real: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """ids and mask (batch, longest) of the repeated rows, and the place (batch, seq) of each token's last reading.
-
-        A padded token gets the place of the row's first token, because its state is never used.
-        """
-        bos, eos, pad = (_id(self.config, name) for name in ("bos", "eos", "pad"))
-        rows, places = [], torch.zeros_like(ids)
-        for place, row, length in zip(places, ids, real.sum(1).tolist(), strict=True):
-            head = int(length > 1 and row[0] == bos)
-            tail = int(length > 1 + head and row[length - 1] == eos)
-            text = row[head : length - tail]
-            rows.append(torch.cat([row[:head], text.repeat(self.times), row[length - tail : length]]))
-            place[:length] = torch.arange(length)
-            place[head:length] += (self.times - 1) * len(text)
-        lengths = torch.tensor([len(row) for row in rows], device=ids.device)
-        repeated_ids = pad_sequence(rows, batch_first=True, padding_value=max(pad, 0))  # (batch, longest)
-        counted = torch.arange(repeated_ids.shape[1], device=ids.device) < lengths[:, None]
-        return repeated_ids, counted.long(), places
+    with ExitStack() as hooks:
+        hooks.callback(decoder.stack.register_forward_pre_hook(before, with_kwargs=True, prepend=True).remove)
+        hooks.callback(decoder.stack.register_forward_hook(after).remove)
+        yield model
 
 
-def _id(config: Any, name: str) -> int:
-    """The id of a special token, of several (Gemma's list of eos) the first; -1 if the model has none."""
+def _repeated(config: Any, ids: Tensor, real: Tensor, times: int) -> tuple[Tensor, Tensor, Tensor]:
+    """ids and mask (batch, longest) of the repeated rows, and the place (batch, seq) of each token's last reading.
+
+    A padded token gets the place of the row's first token, because its state is never used.
+    """
+    rows, places = [], torch.zeros_like(ids)
+    for place, row, length in zip(places, ids, real.sum(1).tolist(), strict=True):
+        head = int(length > 1 and int(row[0]) == _id(config, "bos"))
+        tail = int(length > 1 + head and int(row[length - 1]) == _id(config, "eos"))
+        text = row[head : length - tail]
+        rows.append(torch.cat([row[:head], text.repeat(times), row[length - tail : length]]))
+        place[:length] = torch.arange(length)
+        place[head:length] += (times - 1) * len(text)
+    counted = pad_sequence([torch.ones_like(row) for row in rows], batch_first=True)  # (batch, longest)
+    return pad_sequence(rows, batch_first=True), counted, places
+
+
+def _id(config: Any, name: str) -> int | None:
+    """The id of a special token, of several (Gemma's list of eos) the first; None if the model has none."""
     value = getattr(config, f"{name}_token_id", None)
-    value = value[0] if isinstance(value, list) else value
-    return -1 if value is None else value
+    return value[0] if isinstance(value, list) else value

@@ -8,19 +8,22 @@ from __future__ import annotations
 
 import inspect
 import random
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
-from labkit.decoder.anatomy import Decoder
+from labkit.decoder import limits
+from labkit.decoder.anatomy import Decoder, attention_modules
 from labkit.errors import AuditError, LabkitError, is_out_of_memory
 
 APART = "batched_mm"  # how transformers calls a computation of experts in which no token changes another's rounding
 BODY_MEASURED = "its output is one per text, so the states of its body were measured"
 TARGETS = ("targets", "labels", "target", "y")  # nanoGPT and similar models give all logits only if called with these
+FLOATS = (torch.float16, torch.bfloat16, torch.float32)
+ROOM = 0.8  # share of the free memory that weights of a higher precision may take for a moment
 GATHERED = 2e9  # bytes: the most that the weights of experts may take, once for each token
 
 
@@ -35,6 +38,7 @@ class Runner:
     def __init__(self, model: nn.Module, decoder: Decoder | None, vocab_size: int | None = None):
         self.model, self.decoder = model, decoder
         self.body = decoder.stack if decoder is not None else _body(model)
+        self.attentions = attention_modules(model) if decoder is None else list(decoder.attentions)
         self.pooled = False
         self.tried: dict[str, bool] = {}
         parameters = inspect.signature(model.forward).parameters
@@ -222,38 +226,39 @@ def random_state_kept(seed: int | None = None) -> Iterator[None]:
 
 
 @contextmanager
-def computing_in(dtype: torch.dtype, model: nn.Module, *instead_of: torch.dtype) -> Iterator[None]:
-    """For the block the weights of these types are of type `dtype`; afterwards they are the same tensors as before."""
-    kept = [(tensor, tensor.data) for tensor in (*model.parameters(), *model.buffers()) if tensor.dtype in instead_of]
-    try:
-        for tensor, data in kept:
-            tensor.data = data.to(dtype)
+def in_precision(dtype: torch.dtype, model: nn.Module, instead_of: Sequence[torch.dtype] = FLOATS) -> Iterator[None]:
+    """For the block the weights of these types are of type `dtype`; afterwards they are the same tensors as before.
+
+    Raises AuditError if they would not fit into memory.
+    """
+    shorter = {short for short in instead_of if short.itemsize < dtype.itemsize}
+    weights = [weight for weight in (*model.parameters(), *model.buffers()) if weight.dtype in shorter]
+    device = next((str(weight.device) for weight in weights), "cpu")
+    if dtype.itemsize * sum(weight.numel() for weight in weights) > ROOM * limits.available_bytes(device):
+        raise AuditError(f"the weights do not fit into memory in {str(dtype).removeprefix('torch.')}")
+    with ExitStack() as stack:
+        for config in configs_of(model) if dtype == torch.float64 else ():
+            if getattr(config, "_experts_implementation", None):  # only the simplest code for experts allows float64
+                stack.enter_context(replaced(config, _experts_implementation="eager"))
+        for weight in weights:
+            stack.enter_context(replaced(weight, data=weight.data.to(dtype)))
         yield
-    finally:
-        for tensor, data in kept:
-            tensor.data = data
 
 
 @contextmanager
 def without_mlps(decoder: Decoder) -> Iterator[None]:
     """Skip the feed-forward blocks: attention measured in isolation does not depend on them, and they cost the most."""
 
-    def unchanged(hidden: Tensor, *_, **__) -> Tensor:
-        return hidden
+    class Unchanged(nn.Module):
+        def forward(self, hidden: Tensor, *_, **__) -> Tensor:
+            return hidden
 
-    skipped = []
-    for layer in decoder.layers:
-        mlp = getattr(layer, "mlp", None)
-        if not isinstance(mlp, nn.Module) or hasattr(mlp, "experts"):  # those may give more than the states
-            continue
-        if type(mlp).__name__.endswith("MLP") and "forward" not in vars(mlp):
-            mlp.forward = unchanged
-            skipped.append(mlp)
-    try:
+    with ExitStack() as stack:
+        for layer in decoder.layers:
+            mlp = getattr(layer, "mlp", None)
+            if type(mlp).__name__.endswith("MLP") and not hasattr(mlp, "experts"):  # those may give more than states
+                stack.enter_context(replaced(layer, mlp=Unchanged()))
         yield
-    finally:
-        for mlp in skipped:
-            del mlp.forward
 
 
 def first_tensor(out) -> Tensor | None:
