@@ -113,6 +113,8 @@ def test_curves_are_means_with_bands_and_gaps_are_left_out():
     assert list(band.x) == [0, 100, 100, 0] and list(band.y) == [5, 1.5, 1, 3]
     lines = [(shape.x0, shape.x1, shape.y0, shape.y1) for shape in figure.layout.shapes]
     assert lines == [(0, 1, 0.7, 0.7), (100, 100, 0, 1)]
+    shorter = viz.curves_figure([0, 50, 100], {"a": [[3, 2, 1]], "b": [[4, 3, np.nan]]}).layout.title.text
+    assert "a 1.00 (100), b 3.00 (50)" in shorter  # not the values at 100, where b was not measured
     texts = ["zq", "the <b>", "a dog"]
     figure = viz.curves_slider([0, 50, 100], {"causal": [[3, 2, 1]]}, {"causal": texts}, at=50)
     written = [unescape(shown(figure, step)[1]["annotations"][-1]["text"]) for step in range(3)]
@@ -146,6 +148,9 @@ def test_forest_draws_values_and_intervals_and_none_without_seeds():
     assert {"+1.00  [+0.25, +3.00]", "−2.00"} <= {note.text for note in figure.layout.annotations}
     scores = viz.forest_figure({"": {"a": (0.7, 0.6, 0.8)}}, zero=False).layout
     assert scores.xaxis.range[0] > 0 and not scores.shapes
+    long = {"a group with a very long name": {"a": (7, None, None)}}  # no interval, and a mark beside the name
+    plain, marked = (viz.forest_figure(long, zero=False, marks=marks).layout for marks in (None, {"chance": 5}))
+    assert "interval" not in str(plain.title) and plain.margin.l < marked.margin.l
 
 
 def test_a_slider_shows_one_figure_at_each_step_and_starts_where_it_was_told():

@@ -44,7 +44,7 @@ def curves_figure(
     x = [float(value) for value in x]
     shown = x[-1] if at is None else at  # where the means are written out
     _require_measured(shown, x)
-    figure, styles, means, n_seeds = go.Figure(), line_styles(map(str, arms)), [], []
+    figure, styles, means, last, n_seeds = go.Figure(), line_styles(map(str, arms)), [], [], []
     for name, seeds in arms.items():
         seeds = plain_array(seeds, f"the seeds of {name!r}").astype(float)  # (seeds, x)
         if seeds.ndim != 2 or seeds.shape[1] != len(x) or not np.isfinite(seeds).any():
@@ -54,6 +54,7 @@ def curves_figure(
         xs, mean, low, high = runs.columns.to_numpy(), runs.mean(), runs.min(), runs.max()
         if shown in mean:
             means.append(f"{name} {mean[shown]:.2f}")
+        last.append(f"{name} {mean.iloc[-1]:.2f} ({xs[-1]:g})")
         colour, dash = styles[str(name)]
         band = {"x": np.r_[xs, xs[::-1]], "y": np.r_[high, low[::-1]], "fill": "toself", "fillcolor": colour}
         figure.add_scatter(**band, opacity=0.18, line_width=0, mode="lines", hoverinfo="skip", showlegend=False)
@@ -72,6 +73,8 @@ def curves_figure(
     if at is not None:
         figure.add_vline(at, line={"color": INK, "width": 1})
     words = f"At {x_name} {shown:g}: {', '.join(means)}."
+    if at is None and len(means) < len(arms):  # some arms end earlier
+        words = f"The last value of each arm ({x_name}): {', '.join(last)}."
     if max(n_seeds, default=1) > 1:
         few, many = min(n_seeds), max(n_seeds)
         words += f" Lines: mean of {many if few == many else f'{few} to {many}'} seeds; bands: lowest to highest seed."
@@ -220,7 +223,8 @@ def forest_figure(
     beside = {"x": 1, "xref": "paper", "xanchor": "left", "xshift": 8, "showarrow": False, "font": {"size": 12}}
     for row, text in zip(points.row, texts, strict=True):
         figure.add_annotation(text=text, y=row, **beside)
-    left = max(90, 16 + 7 * max(map(len, labels)))
+    names = [*labels, *map(str, groups)] if marks else labels  # a mark could cross a heading that is in the plot
+    left = max(90, 16 + 7 * max(map(len, names)))
     for row, heading in headings.items():  # above the plot's rows, so that a long one takes no room from the plot
         figure.add_annotation(text=heading, y=row, bgcolor=PAPER, **beside | {"x": 0, "xshift": 8 - left})
     if zero:
@@ -235,7 +239,7 @@ def forest_figure(
         xaxis={"title": escape(x_name), "range": [min(ends) - margin, max(ends) + margin], "zeroline": False},
         yaxis={**ticks, "range": [len(labels) - 0.4, -0.6], "showgrid": False, "zeroline": False, "gridcolor": RULE},
     )
-    words = "Points with their 95 % intervals."
+    words = "Points with their 95 % intervals." if points.low.notna().any() else ""
     if zero:
         words = f"{clear.sum()} of {points.low.notna().sum()} intervals exclude 0 (filled)."
     right = 24 + 7 * max(map(len, texts))
