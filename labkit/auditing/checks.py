@@ -248,8 +248,8 @@ def packing(subject: Subject) -> Iterator[Problem]:
     if decoder is not None and hasattr(decoder.stack, LAYER_MASKS) or (isolating and "no attention_mask" in leaks):
         yield Problem("packing-leak", text)
     elif isolating:
-        why = "transformers isolates them only without one"
-        notes.append(f"packed documents leak into each other beside an attention_mask: {why}")
+        why = "transformers keeps them apart only without one"
+        notes.append(f"packed documents leak into each other if the batch has an attention_mask: {why}")
     else:
         notes.append(f"{text}: the model does not keep them apart, so give each document its own row")
 

@@ -111,7 +111,7 @@ def category_figure(
     title: str | None = None,
     colours: Mapping[str, str] | None = None,
 ) -> go.Figure:
-    """A table of words in colour: `{row: one word per column}`. "—" is an empty cell.
+    """A table of words in colour: `{row: one word per column}`. "—" and "" are empty cells.
 
     "causal" and "bidirectional" have their own colours, `colours` names others, all other words are red. So that no
     one depends on colours, the words are in the cells where there is room, and on hovering.
@@ -120,7 +120,7 @@ def category_figure(
     table = [list(map(str, words)) for words in rows.values()]
     if not table or any(len(words) != len(columns) for words in table):
         raise MaskError(f"category_figure needs one word for each of the {len(columns)} columns in every row")
-    words = sorted({word for row in table for word in row} - {"—"}, key=lambda word: (word not in palette, word))
+    words = sorted({word for row in table for word in row} - {"—", ""}, key=lambda word: (word not in palette, word))
     codes = np.array([[words.index(word) if word in words else np.nan for word in row] for row in table], dtype=float)
     scale = steps(*(palette.get(word, WRONG) for word in words))
     panel = Panel("", codes, list(map(str, rows)), columns, scale, -0.5, len(words) - 0.5, tokens=False, on_top=True)
