@@ -87,10 +87,16 @@ class LeakMeter:
         return AS_BUILT not in self.leaks
 
     def __str__(self) -> str:
-        rows = [("", "teacher-forced", "truncated", "generated text", "copies")]
-        for arm in self.arms.values():
-            cells = (arm.teacher_forced, arm.truncated, arm.free_running, arm.copy_rate)
-            rows.append((arm.name, *(_mean_and_interval(values) for values in cells)))
+        columns = {
+            "teacher-forced": [arm.teacher_forced for arm in self.arms.values()],
+            "truncated": [arm.truncated for arm in self.arms.values()],
+            "generated text": [arm.free_running for arm in self.arms.values()],
+            "copies": [arm.copy_rate for arm in self.arms.values()],
+        }
+        columns = {name: values for name, values in columns.items() if any(values)}  # random tokens: no generated text
+        rows = [("", *columns)]
+        for arm, *cells in zip(self.arms, *columns.values(), strict=True):
+            rows.append((arm, *map(_mean_and_interval, cells)))
         floor = "" if self.floor is None else f"; floor ln V = {self.floor:.3f}"
         lines = [table(rows), f"nats per token, mean and 95 % interval over {len(self.seeds)} seeds{floor}"]
         return "\n".join(lines + [f"leak: {name}: {why}" for name, why in self.leaks.items()])
@@ -283,7 +289,7 @@ def _verdict(arm: Arm, floor: float | None, study: _Study) -> str:
     """Why this arm leaks, or "". Chance is allowed for as the module's text says."""
     mean, row, limit = statistics.mean, study.length - 1, -math.inf if floor is None else floor
     if low := [loss for loss in arm.teacher_forced if loss < limit - CERTAINTY / (MEASURED_ROWS * row)]:
-        return f"its loss on random tokens is {mean(low):.3f}; no honest model gets below the floor of {floor:.3f}"
+        return f"its loss on random tokens is {mean(low):.3f}; no causal model gets below the floor of {floor:.3f}"
     if any(abs(b - s) > 1e-3 * max(1.0, b) for s, b in zip(arm.in_sight, arm.truncated, strict=True)):
         full, short = mean(arm.in_sight), mean(arm.truncated)
         return f"its loss is {full:.3f} with the later tokens in sight, and {short:.3f} on the same text without them"
@@ -304,6 +310,4 @@ def _verdict(arm: Arm, floor: float | None, study: _Study) -> str:
 
 def _mean_and_interval(values: list[float]) -> str:
     """Mean and half of its 95 % interval, by Student's t."""
-    if not values:
-        return "-"
     return f"{statistics.mean(values):.3f} ± {stats.t.ppf(0.975, len(values) - 1) * stats.sem(values):.3f}"

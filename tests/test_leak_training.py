@@ -46,7 +46,7 @@ def test_on_random_tokens_only_the_unmasked_twin_gets_below_what_is_possible(tin
     as_built, unmasked = meter.arms["as built"], meter.arms["unmasked"]
     assert meter.clean
     assert set(meter.leaks) == {"unmasked"}
-    assert "no honest model gets below the floor of 2.773" in meter.leaks["unmasked"]
+    assert "no causal model gets below the floor of 2.773" in meter.leaks["unmasked"]
     assert meter.floor == math.log(V)
     assert min(as_built.teacher_forced) > meter.floor - 0.02
     assert max(abs(a - b) for a, b in zip(as_built.in_sight, as_built.truncated, strict=True)) < 1e-4
@@ -57,8 +57,8 @@ def test_on_random_tokens_only_the_unmasked_twin_gets_below_what_is_possible(tin
 
 
 BUGS = {
-    "one layer": (lambda seed: planted.one_layer(1, vocab_size=V), None, "no honest model gets below"),
-    "a mean": (lambda seed: planted.mean_of_the_text(vocab_size=V), None, "no honest model gets below"),
+    "one layer": (lambda seed: planted.one_layer(1, vocab_size=V), None, "no causal model gets below"),
+    "a mean": (lambda seed: planted.mean_of_the_text(vocab_size=V), None, "no causal model gets below"),
     "labels": (honest, planted.unshifted_loss, "the labels are misplaced"),
     "dropout path": (
         lambda seed: planted.ForgetfulInTraining(vocab_size=V, dropout=0.1),
