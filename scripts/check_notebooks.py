@@ -170,7 +170,7 @@ def minutes_of(cells: list[dict]) -> tuple[int, int, int, int]:
     code = "\n".join(text(cell["source"]) for cell in cells if cell["cell_type"] == "code")
     lines = [line for line in code.splitlines() if line.strip() and not line.strip().startswith("#")]
     time = re.search(r"\*\*Time\*\* \|.*", prose)
-    stated = re.search(r"about (\d+) to \d+ minutes", time[0] if time else "")
+    stated = re.search(r"(\d+) to \d+ minutes", time[0] if time else "")
     run = re.search(r"\brun\b[^.|\d]*(\d+) minutes?\b", time[0] if time else "")
     exercises = sum(map(int, re.findall(r"\((?:easy|medium|hard)\b[^)\d]*(\d+) minutes?\)", prose)))
     words = len(prose.split())

@@ -33,7 +33,7 @@ def test_readme_lists_every_notebook_with_the_minutes_that_it_states():
     row = r"^\| \[\w+\]\((notebooks/\d\d_\w+\.ipynb)\) \| .+ \| (\d+ to \d+) \|$"
     listed = re.findall(row, text_of("README.md"), re.M)
     names = [f"notebooks/{path.name}" for path in NOTEBOOKS if path.name[:2].isdigit()]
-    stated = [re.search(r"\*\*Time\*\* \| about (\d+ to \d+) minutes", text_of(name))[1] for name in names]
+    stated = [re.search(r"\*\*Time\*\* \| (\d+ to \d+) minutes", text_of(name))[1] for name in names]
     assert listed == list(zip(names, stated, strict=True))
 
 
