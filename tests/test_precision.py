@@ -34,7 +34,7 @@ def test_the_rule_and_explicit_choices(model_type, capability, asked, dtype, tf3
 @pytest.mark.parametrize(
     ("model_type", "capability", "message"),
     [
-        ("gemma3_text", T4, r"gemma3_text overflows in float16 .*choose float32"),
+        ("gemma3_text", T4, r"gemma3_text overflows in float16, .*choose float32"),
         ("gemma2", A100, "choose bfloat16"),
         ("gpt2", None, "float16 needs a GPU"),
     ],

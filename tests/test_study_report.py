@@ -38,7 +38,7 @@ def test_counts_of_entities_add_up_to_the_f1_of_seqeval(rng):
     tags = ["O", "B-PER", "I-PER", "B-ORG", "B-LOC", "I-LOC"]
     for sentence in sentences:
         predicted = to_bio([tag if rng.random() < 0.8 else str(rng.choice(tags)) for tag in sentence.tags])
-        tagged.append(ner.Tagged(sentence.id, [], predicted, [None] * len(predicted), predicted))
+        tagged.append(ner.Tagged(sentence.id, [], predicted, [None] * len(predicted)))
     scores = judged({0: ner.NamedEntities().judge(sentences, tagged)}, "ner").by_seed()
     expected = ner.scores(sentences, [prediction.tags for prediction in tagged])["f1"]
     assert scores[0] == pytest.approx(expected, abs=1e-12)

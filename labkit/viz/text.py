@@ -45,16 +45,17 @@ class TextFigure(str):
         printer.text(self.alt)
 
 
-def answer_figure(text: str, spans: Sequence) -> TextFigure:
+def answer_figure(text: str, spans: Sequence, gold: Sequence = ()) -> TextFigure:
     """Answers in a text, `[(start, end, probability)]` in characters (end exclusive), the 8 likeliest underlined.
 
     Spans that overlap are underlined at different depths; each has its rank and probability, and a list below repeats
-    them with the answers.
+    them with the answers. `gold`, a list of `(start, end)`, is overlined.
 
     Raises:
         MaskError: an empty span, or one outside the text.
     """
     ranked = sorted(((*_span(span, text), span[2]) for span in spans), key=lambda span: -span[2])[:MOST_SHOWN]
+    gold = [_span(span, text) for span in gold]
     marks, ends, lanes, items = [], {}, [], []
     for i, (start, end, share) in enumerate(ranked):
         # the first depth at which nothing overlaps it
@@ -63,10 +64,14 @@ def answer_figure(text: str, spans: Sequence) -> TextFigure:
         line = f"border-bottom:3px {STROKES[i % 4]} {LINES[i % 6]}"
         marks.append((start, end, f"{line};padding-bottom:{2 + LANE * lanes[-1]}px"))
         ends.setdefault(end, []).append(_chip(f"{i + 1}: {percent(share)}", LINES[i % 6]))
-        items.append(f'<li><span style="{line}">{escape(text[start:end])}</span> {percent(share)}</li>')
+        note = " (gold)" if (start, end) in gold else ""
+        items.append(f'<li><span style="{line}">{escape(text[start:end])}</span> {percent(share)}{note}</li>')
+    marks += [(*span, "border-top:2px solid currentColor;padding-top:2px") for span in gold]
     high = 1.5 + LANE * (max(lanes, default=0) + 1) / 15
     body = f'<p style="margin:0;line-height:{high:.2f};white-space:pre-wrap">{_marked(text, marks, ends)}</p>'
     body += f'<ol style="margin:10px 0 0">{"".join(items)}</ol>'
+    if gold:
+        body += '<p style="margin:8px 0 0"><span style="border-top:2px solid currentColor">overlined</span>: gold</p>'
     alt = "; ".join(f'"{text[a:b]}" {percent(share)}' for a, b, share in ranked) or "none"
     return _figure(body, f"Answers: {alt}.")
 
