@@ -17,7 +17,7 @@ PYTEST = $(VENV_PYTHON) -m pytest
 # One notebook's cells must stay in one kernel: in parallel only by file, in the order of tests/conftest.py.
 PARALLEL = -n $(WORKERS) --dist loadfile --no-loadscope-reorder --durations=20 --durations-min=2
 NBVAL = --nbval-lax --nbval-current-env --nbval-sanitize-with=tests/notebooks/nbval_sanitize.cfg \
-	--nbval-kernel-startup-timeout=120 --nbval-cell-timeout=240 \
+	--nbval-kernel-startup-timeout=60 --nbval-cell-timeout=240 \
 	$(foreach kind,student nbgrader,--ignore=notebooks/assignments/$(kind))
 # Tests and the headless tour: small sizes, and no request leaves the machine unless the caller says so.
 QUIET = env LABKIT_PROFILE="$${LABKIT_PROFILE:-ci}" HF_HUB_OFFLINE="$${HF_HUB_OFFLINE:-1}" PYTHONHASHSEED=0

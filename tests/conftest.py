@@ -6,6 +6,7 @@ import os
 import socket
 
 import hypothesis
+import nbval.kernel
 import pytest
 
 hypothesis.settings.register_profile("labkit", deadline=None)  # how long an example takes depends on what else runs
@@ -20,6 +21,20 @@ os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 if "PYTEST_XDIST_WORKER" in os.environ:  # the workers share the cores; more threads would only get in each other's way
     os.environ.setdefault("OMP_NUM_THREADS", "1")
     os.environ.setdefault("MKL_NUM_THREADS", "1")
+
+
+start_kernel = nbval.kernel.start_new_kernel
+
+
+def start_kernel_or_try_again(*args, **kwargs):
+    """Two kernels that start at once may get one port; then one never answers (jupyter_client issue 487)."""
+    try:
+        return start_kernel(*args, **kwargs)
+    except RuntimeError:
+        return start_kernel(*args, **kwargs)
+
+
+nbval.kernel.start_new_kernel = start_kernel_or_try_again
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
