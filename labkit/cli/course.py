@@ -16,6 +16,7 @@ from labkit.errors import CourseError
 SECRET = "LABKIT_VARIANT_SECRET"
 SECRET_HELP = f"File with the secret of a private variant; or set {SECRET}. Default: the public variant."
 WRITTEN = "{}: {} grades; class.html, grades.csv"
+SOLUTIONS_HELP = "Put the solutions into the students' notebooks too, folded, for self-study."
 TRUST_HELP = "Run without bubblewrap: the students' code runs as you, and can read and change what you can."
 app = typer.Typer(help="Build, check and grade assignments.")
 
@@ -49,19 +50,20 @@ def course_build(
     output_dir: Annotated[str, typer.Option(help="Folder for student/, solution/ and nbgrader/.")] = "course",
     variant: Secret = None,
     execute: Annotated[bool, typer.Option("--execute", help="Execute the solutions, to store their outputs.")] = False,
+    with_solutions: Annotated[bool, typer.Option("--with-solutions", help=SOLUTIONS_HELP)] = False,
     as_json: Json = False,
 ) -> None:
     """Build the notebooks of the assignments.
 
     Writes the student notebooks, the solutions and the files for nbgrader. A secret changes the sentences, sizes,
-    seeds, planted faults and hidden tests, and leaves the solutions out of the student notebooks. Keep the secret:
-    grading needs it.
+    seeds, planted faults and hidden tests. Keep the secret: grading needs it.
 
     Example: labkit course build --output-dir course --variant secret.txt
     """
     from labkit.course.build import build
 
-    paths = build(output_dir, _variant(variant), [name.lower() for name in names or ()] or None, execute=execute)
+    chosen = [name.lower() for name in names or ()] or None
+    paths = build(output_dir, _variant(variant), chosen, execute=execute, with_solutions=with_solutions)
     report(as_json, paths, f"{len(paths)} files written to {output_dir}")
 
 

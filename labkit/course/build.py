@@ -3,7 +3,7 @@
 A master is a py:percent script. The metadata of its cells state their roles:
 
     # %% [markdown] exercise="a1_causal_mask"     the task; a heading with points and minutes is put over it
-    # %% [markdown] hint="a1_causal_mask"         folded
+    # %% [markdown] hint="a1_causal_mask"         folded, below the check
     # %% answer="a1_causal_mask"                  code with ### BEGIN SOLUTION and ### END SOLUTION; its check follows
     # %% look="a1_causal_mask"                    optional: shows what the answer gives, once there is one
 
@@ -39,11 +39,17 @@ def masters() -> dict[str, Path]:
 
 
 def build(
-    output_dir: str | Path, variant: Variant | None = None, names: list[str] | None = None, *, execute: bool = False
+    output_dir: str | Path,
+    variant: Variant | None = None,
+    names: list[str] | None = None,
+    *,
+    execute: bool = False,
+    with_solutions: bool = False,
 ) -> list[Path]:
     """Writes `student/`, `solution/` and `nbgrader/source/` of the assignments `names` (all) into `output_dir`.
 
     `execute`: the solutions are also run, to store their outputs (about a minute on two cores for all).
+    `with_solutions`: the students' notebooks have them folded below the hints, for self-study.
 
     Raises CourseError for an unknown assignment or a master that does not fit its checks; nothing is written then. If a
     solution does not run to its end, LabkitError is raised, and it is there without outputs.
@@ -55,7 +61,7 @@ def build(
     for name in names or paths:
         cells, file = read_master(paths[name], assignment(name), variant), f"{paths[name].stem}.ipynb"
         for kind, *folders in (("student",), ("solution",), ("nbgrader", "source", name)):
-            texts[Path(kind, *folders, file)] = notebook_text(cells, assignment(name), variant, kind)
+            texts[Path(kind, *folders, file)] = notebook_text(cells, assignment(name), variant, kind, with_solutions)
     for path, text in texts.items():
         write_whole(output_dir / path, text)
     if execute:
@@ -81,11 +87,19 @@ def read_master(path: Path, of: Assignment, variant: Variant) -> list[NotebookNo
     return cells
 
 
-def notebook_text(cells: list[NotebookNode], of: Assignment, variant: Variant, kind: str) -> str:
+def notebook_text(
+    cells: list[NotebookNode], of: Assignment, variant: Variant, kind: str, with_solutions: bool = False
+) -> str:
     """The notebook for `kind` (student, solution or nbgrader) as the text of an .ipynb file."""
+    folded = {cell.metadata["hint"]: _folded("Hint", cell.source) for cell in cells if "hint" in cell.metadata}
+    if with_solutions and kind == "student":
+        for cell in cells:
+            if "answer" in cell.metadata:
+                code = f"```python\n{_solved(cell.source)}\n```"
+                folded[cell.metadata["answer"]] += "\n\n" + _folded("Solution", code)
     use = "" if variant.public else f'\n\ncheck.use("{variant.key}")'
     title, *built = (
-        new for i, cell in enumerate(cells) for new in _cells(cell, f"{of.name}-{i:02d}", of, variant, kind)
+        new for i, cell in enumerate(cells) for new in _cells(cell, f"{of.name}-{i:02d}", of, variant, kind, folded)
     )
     setup = [
         new_code_cell(source, id=name, metadata=_nbgrader(f"{of.name}_{name}") if kind == "nbgrader" else {})
@@ -97,16 +111,19 @@ def notebook_text(cells: list[NotebookNode], of: Assignment, variant: Variant, k
     return nbformat.writes(new_notebook(cells=[title, *setup, *built], metadata=metadata, nbformat_minor=5)) + "\n"
 
 
-def _cells(cell: NotebookNode, identity: str, of: Assignment, variant: Variant, kind: str) -> list[NotebookNode]:
-    """What a cell of the master becomes in a notebook."""
+def _cells(
+    cell: NotebookNode, identity: str, of: Assignment, variant: Variant, kind: str, folded: dict[str, str]
+) -> list[NotebookNode]:
+    """What a cell of the master becomes in a notebook; `folded`: what is below each check."""
     source = cell.source
     match dict(cell.metadata):
         case {"exercise": name}:
             source = _heading(name, of) + source
         case {"hint": _}:
-            source = _folded("Hint", source)
+            return []
         case {"answer": name}:
-            return _answer_and_check(source, of.exercises[name], variant, kind, identity)
+            below = new_markdown_cell(folded[name], id=f"{identity}-hint")
+            return [*_answer_and_check(source, of.exercises[name], variant, kind, identity), below]
         case {"look": _} if kind != "solution":  # a stub does not stop the notebook
             lines = f"\n    lambda: (\n{source}\n    )\n" if "\n" in source else f"lambda: ({source})"
             source = f"check.look({lines})"
@@ -117,17 +134,12 @@ def _answer_and_check(
     source: str, exercise: Exercise, variant: Variant, kind: str, identity: str
 ) -> list[NotebookNode]:
     check = f"check.{exercise.name}({exercise.answer})"
-    solution = "\n".join(line for line in source.split("\n") if line.strip() not in (BEGIN, END))
     of_answer, of_check = ({"labkit": {"exercise": exercise.name}, "tags": [tag]} for tag in ("answer", "check"))
-    before = []
     if kind == "student":
         stub = rf'\1raise NotImplementedError("{exercise.name}")'
         source = re.sub(rf"^( *){BEGIN}$.*^ *{END}$", stub, source, flags=re.MULTILINE | re.DOTALL)
-        if variant.public:  # a private variant is for a class that is graded
-            folded = _folded("Solution", f"```python\n{solution}\n```")
-            before = [new_markdown_cell(folded, id=f"{identity}-solution")]
     elif kind == "solution":
-        source = solution
+        source = _solved(source)
         of_check["tags"].append("nbval-check-output")  # running it under nbval compares what its checks show
     else:
         asked = f'key="{variant.key}"' + (f', salt="{variant.salt}"' if variant.salt else "")
@@ -136,10 +148,13 @@ def _answer_and_check(
         of_answer |= _nbgrader(exercise.name, solution=True, locked=False)
         of_check |= _nbgrader(f"{exercise.name}_test", grade=True, points=exercise.points)
     return [
-        *before,
         new_code_cell(source, id=identity, metadata=of_answer),
         new_code_cell(check, id=f"{identity}-check", metadata=of_check),
     ]
+
+
+def _solved(source: str) -> str:
+    return "\n".join(line for line in source.split("\n") if line.strip() not in (BEGIN, END))
 
 
 def _heading(name: str, of: Assignment) -> str:

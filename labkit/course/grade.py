@@ -22,6 +22,7 @@ from pathlib import Path
 from tqdm import tqdm
 
 from labkit import __version__
+from labkit.course import CHECKS
 from labkit.course.exercises import NAMES, assignment
 from labkit.course.grades import Grade, read_grades, read_regular, short, student_name, write_pages
 from labkit.course.mistakes import clean
@@ -77,7 +78,8 @@ def _notebooks(entry: Path) -> list[Path]:
 @cache
 def _labkit() -> str:
     """labkit's version and a digest of the checks: what an update of labkit changes in a grade."""
-    sources = b"".join(path.read_bytes() for path in sorted(Path(__file__).parent.glob("*.py")))
+    paths = sorted([*Path(__file__).parent.glob("*.py"), *CHECKS.glob("*.py")])
+    sources = b"".join(path.read_bytes() for path in paths)
     return f"{__version__} {hashlib.sha256(sources).hexdigest()[:12]}"
 
 
@@ -107,6 +109,7 @@ def grade(
         read = json.loads(content.decode("utf-8-sig"))
         about = (read.get("metadata") or {}).get("labkit") or {}
         sources = ["".join(cell["source"]) for cell in read["cells"] if cell["cell_type"] == "code"]
+        prose = ["".join(cell["source"]) for cell in read["cells"] if cell["cell_type"] != "code"]
         name, own = assignment_name or about.get("assignment"), variant.key if variant else PUBLIC
         key = clean(about.get("variant") or own, 40)
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
@@ -124,13 +127,14 @@ def grade(
     basis |= asdict(limits)
     if earlier and not earlier.timed_out and (earlier.assignment, earlier.basis) == (name, basis):
         return earlier
-    of, trouble, outcomes, broken = assignment(name), [], [], {}
+    of, trouble, outcomes = assignment(name), [], []
+    broken = dict.fromkeys(_defined(prose), "it is not a code cell: change its type to Code")
     with Sandbox(name, limits, trusted=trusted, cancelled=cancelled) as sandbox:
         for number, source in enumerate(cells, 1):
             if error := sandbox.run(source):
                 first_line = source.strip().partition("\n")[0][:80]
                 trouble.append(f"code cell {number} (`{first_line}`): {error}")
-                broken |= dict.fromkeys(re.findall(r"^[ \t]*def +(\w+)", source, re.MULTILINE), error)
+                broken |= dict.fromkeys(_defined([source]), error)
         for exercise in of.exercises.values():
             outcome = exercise.judge(sandbox.answer(exercise.answer), variant, hidden=hidden)
             if outcome.status == "not begun" and exercise.answer in broken:
@@ -139,6 +143,11 @@ def grade(
             outcomes.append(outcome)
     seconds = round(time.monotonic() - began, 2)
     return Grade.of(student, of, outcomes, short(trouble), seconds, sandbox.timed_out, basis)
+
+
+def _defined(sources: list[str]) -> list[str]:
+    """The names of the functions that the sources define, also where they cannot be parsed."""
+    return re.findall(r"^[ \t]*def +(\w+)", "\n".join(sources), re.MULTILINE)
 
 
 def grade_all(

@@ -33,6 +33,7 @@ from typing import IO, Any
 import psutil
 
 from labkit import files
+from labkit.course import CHECKS
 from labkit.course.answers import MOST_BYTES, NOT_BEGUN, Answer, Reply, Request
 from labkit.course.mistakes import clean
 from labkit.errors import CourseError
@@ -232,7 +233,10 @@ def bubblewrap(limits: Limits, calls: IO[bytes]) -> list[str]:
         command += ["--ro-bind", str(folder), str(folder)]
     solutions = Path(__file__).parents[1] / "_notebooks"  # in an installed wheel
     if solutions.is_dir():
-        command += ["--tmpfs", str(solutions), "--remount-ro", str(solutions)]
+        command += ["--tmpfs", str(solutions)]
+    command += ["--ro-bind", str(CHECKS), str(CHECKS)]
+    if solutions.is_dir():
+        command += ["--remount-ro", str(solutions)]
     command += ["--size", str(limits.file_bytes), "--tmpfs", HOME, "--chdir", HOME]
     for folder in ("/proc", "/dev", "/tmp", "/run", "/home", "/"):  # root could write to /proc/sys
         command += ["--remount-ro", folder]
