@@ -15,7 +15,7 @@ from labkit import profile
 from labkit.colab import unmet_requirements, version_of
 from labkit.errors import LabkitError
 
-PYTHONS = ((3, 11), (3, 13))  # oldest and newest that are tested
+PYTHONS = ((3, 11), (3, 14))  # oldest and newest that are tested
 OPTIONAL = {  # what does not work without the package
     "gguf": "embedded models cannot be converted",
     "ipywidgets": "sliders in notebooks do not work",

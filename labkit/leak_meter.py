@@ -22,7 +22,6 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 import torch
-from scipy import stats
 from torch import Tensor, nn
 from torch.nn import functional as F
 from tqdm import tqdm
@@ -32,7 +31,7 @@ from labkit.auditing.report import table
 from labkit.convert import to_bidirectional
 from labkit.decoder.anatomy import decoder_or_none
 from labkit.decoder.running import evaluating, first_tensor, random_state_kept
-from labkit.errors import ConversionError, DataError, ModelError, TrainingError
+from labkit.errors import ConversionError, DataError, ModelError, TrainingError, needs_extra
 from labkit.gpt import GPT
 from labkit.objectives import generator
 
@@ -294,6 +293,8 @@ def _verdict(arm: Arm, floor: float | None, study: _Study) -> str:
         full, short = mean(arm.in_sight), mean(arm.truncated)
         return f"its loss is {full:.3f} with the later tokens in sight, and {short:.3f} on the same text without them"
     chance, trials = 1 / len(study.alphabet), FEW_ROWS * row
+    with needs_extra():
+        from scipy import stats
     likelihoods = stats.binom.logsf([rate * trials - 0.5 for rate in arm.copy_rate_training], trials, chance)
     if bool((likelihoods < -CERTAINTY).any()):
         rates = f"{mean(arm.copy_rate_training):.0%} of random tokens ahead, in evaluation {mean(arm.copy_rate):.0%}"
@@ -310,4 +311,6 @@ def _verdict(arm: Arm, floor: float | None, study: _Study) -> str:
 
 def _mean_and_interval(values: list[float]) -> str:
     """Mean and half of its 95 % interval, by Student's t."""
+    with needs_extra():
+        from scipy import stats
     return f"{statistics.mean(values):.3f} ± {stats.t.ppf(0.975, len(values) - 1) * stats.sem(values):.3f}"

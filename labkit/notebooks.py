@@ -116,7 +116,7 @@ def _find(path: Path) -> list[Path]:
 
 def _execute(path: Path, timeout: int | float, environment: dict[str, str]) -> tuple[str, int]:
     """The text of the executed notebook, and how many code cells ran."""
-    with needs_extra("viz"):
+    with needs_extra("lab"):
         import ipykernel  # noqa: F401  (the kernel)
         import nbclient
         import nbformat

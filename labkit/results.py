@@ -14,10 +14,11 @@ from __future__ import annotations
 import json
 from typing import Any
 
-import pandas as pd
-
-from labkit.errors import DataError
+from labkit.errors import DataError, needs_extra
 from labkit.files import folder
+
+with needs_extra():
+    import pandas as pd
 
 
 def load(name: str) -> pd.DataFrame:

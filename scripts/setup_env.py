@@ -8,7 +8,7 @@ itself, editable, with all extras at the exact versions of constraints.txt; then
 without its dependencies. Last, if npm is there, the two JavaScript libraries of the bertviz views.
 
 A stamp inside .venv remembers a hash of pyproject.toml and constraints.txt; it is written last, so an interrupted
-installation is taken up again. Needs nothing but Python 3.11 to 3.13.
+installation is taken up again. Needs nothing but Python 3.11 to 3.14.
 """
 
 import argparse
@@ -21,7 +21,7 @@ import sys
 from pathlib import Path
 
 CPU_INDEX = "https://download.pytorch.org/whl/cpu"  # documented at pytorch.org/get-started
-OLDEST, NEWEST = (3, 11), (3, 13)
+OLDEST, NEWEST = (3, 11), (3, 14)
 ROOT = Path(__file__).resolve().parent.parent
 VENV = ROOT / ".venv"
 PYTHON = VENV / ("Scripts/python.exe" if os.name == "nt" else "bin/python")
@@ -63,7 +63,7 @@ def main():
 def check_python(version=sys.version_info[:2]):
     if not OLDEST <= version <= NEWEST:
         fail(
-            f"labkit needs Python 3.11, 3.12 or 3.13; this is {platform.python_version()}. "
+            f"labkit needs Python 3.11 to 3.14; this is {platform.python_version()}. "
             "Name another one, e.g.: make lab PYTHON=python3.11"
         )
 

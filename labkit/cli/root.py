@@ -33,6 +33,15 @@ message that says what to do; 70 an error inside labkit; 130 interrupted. LABKIT
 error."""
 
 
+FIRST_STEPS = """\
+Five things to do:
+  labkit doctor                              is this machine ready?
+  labkit notebooks copy lessons              copy the lessons into the folder lessons/
+  labkit audit tiny-gpt2                     measure the mask of each layer of a model
+  labkit convert tiny-gpt2 --output-dir enc  make a model bidirectional, and prove it
+  labkit train ner --output-dir run          fine-tune a model to tag entities
+All commands: labkit --help"""
+
 app = typer.Typer(
     add_completion=False,
     pretty_exceptions_enable=False,
@@ -62,8 +71,11 @@ _UsageError: Any = typer.BadParameter.__base__  # click's, or the one in typer's
 
 
 def main(arguments: list[str] | None = None) -> None:
-    """Run the command line and exit the process; `arguments` default to those of the process, none means --help."""
-    arguments = (sys.argv[1:] if arguments is None else arguments) or ["--help"]
+    """Run the command line and exit the process; `arguments` default to those of the process."""
+    arguments = sys.argv[1:] if arguments is None else arguments
+    if not arguments:
+        print(FIRST_STEPS)
+        sys.exit(0)
     warnings.showwarning = lambda message, *_, **__: print(_on_one_line(f"warning: {message}"), file=sys.stderr)
     try:
         code = app(arguments, prog_name="labkit", standalone_mode=False)

@@ -17,16 +17,18 @@ import re
 from pathlib import Path
 from typing import Any
 
-import nbformat
-from nbformat import NotebookNode
-from nbformat.v4 import new_code_cell, new_markdown_cell, new_notebook
-
 from labkit import files
 from labkit.course.exercises import NAMES, Assignment, Exercise, assignment
 from labkit.course.variant import Variant
-from labkit.errors import CourseError
+from labkit.errors import CourseError, needs_extra
 from labkit.files import write_whole
 from labkit.notebooks import FIRST_CELL, run
+
+with needs_extra("course"):
+    import jupytext
+    import nbformat
+    from nbformat import NotebookNode
+    from nbformat.v4 import new_code_cell, new_markdown_cell, new_notebook
 
 BEGIN, END = "### BEGIN SOLUTION", "### END SOLUTION"
 NBGRADER_CONFIG = "nbgrader_config.py"
@@ -71,8 +73,6 @@ def build(
 
 def read_master(path: Path, of: Assignment, variant: Variant) -> list[NotebookNode]:
     """The cells of a master, with what the variant draws. Raises CourseError where it does not fit its checks."""
-    import jupytext
-
     drawn, cells = {name: draw(variant) for name, draw in of.drawn.items()}, jupytext.read(path, fmt="py:percent").cells
     for cell in cells:
         if cell.cell_type == "markdown":

@@ -20,13 +20,14 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
-import pandas as pd
-
 from labkit.course.exercises import SIGNS, Assignment, Outcome, assignment
 from labkit.course.mistakes import clean
 from labkit.datasets.files import csv_rows
-from labkit.errors import CourseError, require_one_of
+from labkit.errors import CourseError, needs_extra, require_one_of
 from labkit.files import write_whole
+
+with needs_extra("course"):
+    import pandas as pd
 
 MOST_BYTES = 2**20  # of a grade's JSON file
 MOST_TROUBLES = 20

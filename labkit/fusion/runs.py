@@ -37,7 +37,7 @@ from labkit.fusion.scores import (
     judged,
     load_lemmatizer,
     read_answers,
-    require_pyarrow,
+    require_packages,
     write_answers,
 )
 from labkit.models import Loaded, load
@@ -57,7 +57,7 @@ def run(settings: Settings, output: str | Path, *, resume: bool = False, lm: Loa
         DataError, ModelError: invalid settings, data or model; nothing is written. An existing file without `resume`,
             or one of other settings, data, versions or weights; it is not changed. Prompts that do not fit.
     """
-    require_pyarrow()
+    require_packages()
     output = Path(output).expanduser()
     if is_stream(output):
         if resume:

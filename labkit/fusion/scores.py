@@ -70,7 +70,7 @@ def load_lemmatizer(name: str = "simplemma") -> Lemmatizer:
     if kind not in ("simplemma", "spacy") or (kind == "spacy") != bool(model):
         raise DataError(f"the lemmatiser is {name!r}; choose one of simplemma, spacy:MODEL")
     if kind == "simplemma":
-        with needs_extra("fusion"):
+        with needs_extra("lab"):
             import simplemma
         return lambda text: [simplemma.lemmatize(word, lang="en") for word in normalised(text).split()]
     try:
@@ -157,7 +157,7 @@ class Answers:
 
 def read_answers(path: str | Path) -> Answers:
     """The answers in a Feather file of `labkit fuse`, or in one with the columns `NEEDED`; DataError for any other."""
-    require_pyarrow()
+    require_packages()
     from pyarrow import feather
 
     path = Path(path).expanduser()
@@ -226,7 +226,8 @@ def comparison(one: Answers, other: Answers, lemmatised: bool = False) -> dict[s
     return paired(one.correct(lemmatised), other.correct(lemmatised))
 
 
-def require_pyarrow() -> None:
-    """Raise ModelError without pyarrow."""
-    with needs_extra("fusion"):
+def require_packages() -> None:
+    """Raise ModelError without pyarrow and scipy, before a run and not after it."""
+    with needs_extra("lab"):
         import pyarrow  # noqa: F401
+        import scipy  # noqa: F401

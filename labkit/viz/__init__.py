@@ -13,6 +13,8 @@ Colours mean the same everywhere: see `labkit.viz.style`. The upper triangle, a 
 from importlib import import_module
 from typing import Any
 
+from labkit.errors import needs_extra
+
 _PUBLIC = {  # module -> the public names that it defines
     "heat": ("attention_figure", "category_figure", "mask_figure", "values_figure"),
     "charts": ("curves_figure", "curves_slider", "forest_figure", "stacked_slider"),
@@ -33,7 +35,8 @@ def __getattr__(name: str) -> Any:
     """Import the module behind a public name the first time it is asked for (PEP 562)."""
     if name not in _HOME:
         raise AttributeError(f"module 'labkit.viz' has no attribute {name!r}. Public names: {', '.join(__all__)}.")
-    return getattr(import_module(f"labkit.viz.{_HOME[name]}"), name)
+    with needs_extra("lab"):
+        return getattr(import_module(f"labkit.viz.{_HOME[name]}"), name)
 
 
 def __dir__() -> list[str]:

@@ -107,7 +107,7 @@ def bertviz_neuron_view(lm, text, mask=None, *, layers=None, heads=None) -> Bert
     Arguments and errors as `bertviz_head_view`. ModelError: a model whose weights are not the softmax of these products
     alone (a softcap, attention sinks).
     """
-    with needs_extra("viz"):
+    with needs_extra("lab"):
         script = files("bertviz").joinpath("neuron_view.js").read_text(encoding="utf-8")
     maps, queries, keys = neuron_maps(lm, text, mask, layers=layers)
     n, dim = queries.shape[2:]
@@ -180,7 +180,7 @@ def _panel(view: str, maps: AttentionMaps, drawn, heads: tuple[int, ...], headin
     at = {layer: i for i, layer in enumerate(maps.layers)}
     per_layer = [weights[at.get(layer, 0)] for layer in range(max(maps.layers) + 1)]  # it skips layers left out
     options |= {"include_layers": list(maps.layers), "prettify_tokens": False, "html_action": "return"}
-    with needs_extra("viz"):
+    with needs_extra("lab"):
         draw = getattr(import_module(f"bertviz.{view}"), view)
     page = draw(per_layer, [visible(token) for token in maps.tokens], **options).data
     # Tokens are in the script, so its end is searched from behind.
