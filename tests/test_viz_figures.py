@@ -114,7 +114,7 @@ def test_curves_are_means_with_bands_and_gaps_are_left_out():
     lines = [(shape.x0, shape.x1, shape.y0, shape.y1) for shape in figure.layout.shapes]
     assert lines == [(0, 1, 0.7, 0.7), (100, 100, 0, 1)]
     shorter = viz.curves_figure([0, 50, 100], {"a": [[3, 2, 1]], "b": [[4, 3, np.nan]]}).layout.title.text
-    assert "a 1.00 (100), b 3.00 (50)" in shorter  # not the values at 100, where b was not measured
+    assert "a: 1.00 (at 100); b: 3.00 (at 50)" in shorter  # not the values at 100, where b was not measured
     texts = ["zq", "the <b>", "a dog"]
     figure = viz.curves_slider([0, 50, 100], {"causal": [[3, 2, 1]]}, {"causal": texts}, at=50)
     written = [unescape(shown(figure, step)[1]["annotations"][-1]["text"]) for step in range(3)]

@@ -53,8 +53,8 @@ def curves_figure(
         runs = pd.DataFrame(seeds, columns=x).dropna(axis="columns", how="all")
         xs, mean, low, high = runs.columns.to_numpy(), runs.mean(), runs.min(), runs.max()
         if shown in mean:
-            means.append(f"{name} {mean[shown]:.2f}")
-        last.append(f"{name} {mean.iloc[-1]:.2f} ({xs[-1]:g})")
+            means.append(f"{name}: {mean[shown]:.2f}")
+        last.append(f"{name}: {mean.iloc[-1]:.2f} (at {xs[-1]:g})")
         colour, dash = styles[str(name)]
         band = {"x": np.r_[xs, xs[::-1]], "y": np.r_[high, low[::-1]], "fill": "toself", "fillcolor": colour}
         figure.add_scatter(**band, opacity=0.18, line_width=0, mode="lines", hoverinfo="skip", showlegend=False)
@@ -72,9 +72,9 @@ def curves_figure(
         figure.add_hline(floor, line=dashed, annotation_text=f"{escape(floor_name)} = {floor:.3f}")
     if at is not None:
         figure.add_vline(at, line={"color": INK, "width": 1})
-    words = f"At {x_name} {shown:g}: {', '.join(means)}."
+    words = f"At {x_name} = {shown:g}: {'; '.join(means)}."
     if at is None and len(means) < len(arms):  # some arms end earlier
-        words = f"The last value of each arm ({x_name}): {', '.join(last)}."
+        words = f"Last value of each arm: {'; '.join(last)}."
     if max(n_seeds, default=1) > 1:
         few, many = min(n_seeds), max(n_seeds)
         words += f" Lines: mean of {many if few == many else f'{few} to {many}'} seeds; bands: lowest to highest seed."

@@ -94,15 +94,18 @@ def values_figure(
     if grid.ndim != 2 or grid.shape[1] != len(columns) or not np.isfinite(grid).all():
         raise MaskError(f"values must be finite numbers of shape (rows, {len(columns)}), not {grid.shape}")
     rows = [f"layer {i}" for i in range(len(grid))] if rows is None else list(rows)
-    texts = _numbers(grid) if grid.shape[1] <= 16 else None
     low, high = min(0.0, float(grid.min())), max(float(grid.max()), 1e-9)
-    panel = Panel("", grid, rows, columns, WEIGHTS, low, high, texts, tokens=False, scale=name)
-    longest = max(len(text.strip()) for text in [*columns, *(texts.flat if texts is not None else [])])
-    wide = max(36, 6 + LETTER * longest)
-    wide = wide if wide * len(columns) < WIDEST - 200 else None
+    panel = Panel("", grid, rows, columns, WEIGHTS, low, high, tokens=False)
     i, j = np.unravel_index(grid.argmax(), grid.shape)
     words = f"Largest {name}: {grid.max():.2f}, {rows[i]}, {clean(columns[j]).strip()}."
-    return drawn([panel], title, words, wide=wide, high=20)
+    if grid.shape[1] > 16:
+        panel.scale = name
+    else:  # the cells have room for their numbers
+        panel.texts, words = _numbers(grid), f"In the cells: {name}."
+    longest = max(len(text.strip()) for text in [*columns, *(panel.texts.flat if panel.texts is not None else [])])
+    wide = max(36, 6 + LETTER * longest, min(80, 560 // len(columns)))
+    wide = wide if wide * len(columns) < WIDEST - 200 else None
+    return drawn([panel], title, words, wide=wide, high=20 if panel.scale else 28)
 
 
 def category_figure(

@@ -116,7 +116,7 @@ def fill_ins_figure(tokens: Sequence[str], position: int, answers: Mapping[str, 
     figure.update_layout(showlegend=False, bargap=0.3)
     sentence = " ".join("____" if i == position else visible(token) for i, token in enumerate(tokens))
     right = [model for model, best in answers.items() if best and best[0][0] == truth]
-    words = f"Hidden: “{visible(truth)}”. First choice of {', '.join(right) or 'none of the models'}."
+    words = f"Hidden: “{visible(truth)}”. Right as first choice: {', '.join(right) or 'no model'}."
     return titled(figure, sentence, words, 820, 28 * TOP + 60, l=24, r=10, t=24, b=30)
 
 
