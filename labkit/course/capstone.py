@@ -43,8 +43,7 @@ def check_runs(
     judged: dict[str, dict[int, pd.DataFrame]] = {arm: {} for arm in arms}
     for arm, mask in arms.items():
         for run in sorted(file.parent for file in Path(folder, arm).glob("*/config.json")):
-            config, metrics = (read_json(run / file) for file in ("config.json", "metrics.json"))
-            where = f"{arm}/{run.name}"
+            where, config, metrics = f"{arm}/{run.name}", *map(read_json, (run / "config.json", run / "metrics.json"))
             if metrics is None:
                 faults.append(f"{where}: metrics.json is missing, so the run is not finished")
                 continue
@@ -106,15 +105,16 @@ def _differences(judged: Mapping[str, Mapping[int, pd.DataFrame]]) -> pd.DataFra
 
 
 def _interval(pair: np.ndarray) -> dict[str, float | bool]:
-    """The mean difference of (2, seeds, groups, 2) and its 95 % interval."""
+    """The mean difference of (2, seeds, groups, 2) and its 95 % interval; one group, or equal results, have none."""
 
     def difference(drawn: np.ndarray, axis: int) -> np.ndarray:  # scipy gives the numbers of groups, (..., groups)
         return np.subtract(*_score(pair[:, :, drawn.astype(int)])).mean(0)
 
-    by_seed, n = np.subtract(*_score(pair)), pair.shape[2]
-    options = {"n_resamples": 5000, "batch": 100, "method": "percentile", "random_state": 0}
-    drawn = stats.bootstrap((np.arange(n),), difference, **options).bootstrap_distribution
-    widen = math.sqrt(n / (n - 1)) * stats.t.ppf(0.975, n - 1) / stats.norm.ppf(0.975)
-    error = stats.sem(by_seed) * np.random.default_rng(1).standard_t(len(by_seed) - 1, len(drawn))
-    low, high = np.quantile(by_seed.mean() + widen * (drawn - by_seed.mean()) + error, [0.025, 0.975])
+    by_seed, n, low, high = np.subtract(*_score(pair)), pair.shape[2], math.nan, math.nan
+    if n > 1 and not np.array_equal(*pair):
+        options = {"n_resamples": 5000, "batch": 100, "method": "percentile", "random_state": 0}
+        drawn = stats.bootstrap((np.arange(n),), difference, **options).bootstrap_distribution
+        widen = math.sqrt(n / (n - 1)) * stats.t.ppf(0.975, n - 1) / stats.norm.ppf(0.975)
+        error = stats.sem(by_seed) * np.random.default_rng(1).standard_t(len(by_seed) - 1, len(drawn))
+        low, high = np.quantile(by_seed.mean() + widen * (drawn - by_seed.mean()) + error, [0.025, 0.975])
     return {"difference": by_seed.mean(), "low": low, "high": high, "significant": bool(low > 0 or high < 0)}
