@@ -193,15 +193,16 @@ def write_glossary(source: Path) -> None:
 
 
 def write_assignments(source: Path) -> None:
-    """Links to the assignments as files, student's version and solution, below docs/site/assignments.md."""
+    """Links to the assignments as files, student's version and solution, and to the capstone."""
     page = source / "assignments.md"
     lines = [page.read_text(encoding="utf-8")]
-    for student in sorted((ROOT / "notebooks" / "assignments" / "student").glob("*.ipynb")):
+    folder = ROOT / "notebooks" / "assignments"
+    for student in [*sorted((folder / "student").glob("*.ipynb")), *(folder / "capstone").glob("*.ipynb")]:
         cells = json.loads(student.read_text(encoding="utf-8"))["cells"]
         title = next(re.finditer(r"^# (.+)$", "\n".join("".join(cell["source"]) for cell in cells), re.MULTILINE))[1]
         lines.append(f"## {escape(title)}\n")
-        for kind, words in (("student", "the notebook to work in"), ("solution", "the solution")):
-            file = ROOT / "notebooks" / "assignments" / kind / student.name
+        for kind, words in ((student.parent.name, "the notebook to work in"), ("solution", "the solution")):
+            file = folder / kind / student.name
             if file.is_file():
                 (source / "files" / kind).mkdir(parents=True, exist_ok=True)
                 shutil.copyfile(file, source / "files" / kind / file.name)

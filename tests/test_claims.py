@@ -1,4 +1,4 @@
-"""The differences in docs/mask_effect_results.md, README and lesson 14 are those of the stored results, rounded."""
+"""The differences in the docs, README and lesson 14 are those of the stored results, rounded."""
 
 import json
 import re
@@ -12,6 +12,7 @@ from labkit import results
 ROOT = Path(__file__).resolve().parent.parent
 MASK_EFFECT = "docs/mask_effect_results.md"
 LESSON = "notebooks/14_what_the_mask_buys.ipynb"
+CLAIMS = "docs/claims.md"
 NUMBER = r"([-+]?\d[\d.]*)"
 TRIPLE = re.compile(rf"{NUMBER} \[{NUMBER}, {NUMBER}\]")
 IN_WORDS = re.compile(rf"{NUMBER} points \(95 % CI {NUMBER} to {NUMBER}, \d seeds\)")
@@ -52,12 +53,21 @@ def prose(name: str) -> str:
     return "\n".join("".join(cell["source"]) for cell in read(name)["cells"] if cell["cell_type"] == "markdown")
 
 
-@pytest.mark.parametrize(("name", "form"), [(MASK_EFFECT, TRIPLE), ("README.md", TRIPLE), (LESSON, IN_WORDS)])
+@pytest.mark.parametrize(
+    ("name", "form"), [(MASK_EFFECT, TRIPLE), ("README.md", TRIPLE), (CLAIMS, TRIPLE), (LESSON, IN_WORDS)]
+)
 def test_every_difference_of_the_page_is_stored(name, form):
     stored = [*intervals(results.read("mask_effect")), *intervals(read("benchmarks/results/gpu/mask_effect.json"))]
     triples = form.findall(LINE_BREAK.sub(" ", prose(name)))
     missing = {triple for triple in triples if not any(all(map(is_rounded, triple, values)) for values in stored)}
     assert triples and not missing
+
+
+def test_every_claim_names_a_cell_that_exists():
+    cells = re.findall(r"\(\.\./(notebooks/\w+\.ipynb)\), `([\w-]+)`", page(CLAIMS))
+    assert len(cells) == sum(line.startswith("| ") for line in page(CLAIMS).splitlines()) - 1  # and a heading
+    for lesson, cell in cells:
+        assert cell in {known["id"] for known in read(lesson)["cells"]}, f"{lesson}: {cell}"
 
 
 def test_in_its_tables_a_significant_difference_is_bold_and_no_other():

@@ -110,6 +110,7 @@ def grade(
         about = (read.get("metadata") or {}).get("labkit") or {}
         sources = ["".join(cell["source"]) for cell in read["cells"] if cell["cell_type"] == "code"]
         prose = ["".join(cell["source"]) for cell in read["cells"] if cell["cell_type"] != "code"]
+        prose = [re.sub(r"```.*?```", "", text, flags=re.DOTALL) for text in prose]  # folded solutions, examples
         name, own = assignment_name or about.get("assignment"), variant.key if variant else PUBLIC
         key = clean(about.get("variant") or own, 40)
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:

@@ -3,6 +3,7 @@
 import csv
 import json
 import os
+import re
 from dataclasses import asdict, replace
 
 import pytest
@@ -138,6 +139,33 @@ def test_a_grade_is_kept_until_the_checks_change_and_not_after_a_time_limit(tmp_
     assert graded("ada", ada) is not ada
 
 
+@pytest.mark.parametrize(
+    ("answer", "kind", "why"),
+    [
+        (RIGHT.replace("(n):", "(n)"), "code", r"SyntaxError: line 2: expected ':'"),
+        (RIGHT.replace("return ", "return \u201cx\u201d + "), "code", r"SyntaxError: .*\u201c.*U\+201C"),
+        (RIGHT, "markdown", "not a code cell: change its type to Code"),
+    ],
+)
+def test_an_answer_that_cannot_run_is_wrong_and_its_exercise_says_why(tmp_path, answer, kind, why):
+    handed_in = json.loads(notebook("import torch", answer))
+    handed_in["cells"][1]["cell_type"] = kind
+    (tmp_path / "ada.ipynb").write_text(json.dumps(handed_in))
+    first, *others = grade("ada", tmp_path / "ada.ipynb", TIGHT, PUBLIC, trusted=True).outcomes
+    assert first.status == "wrong" and first.points == 0 and re.search(f"The cell does not run: .*{why}", first.message)
+    assert {other.status for other in others} == {"not begun"}
+
+
+def test_solutions_are_in_student_notebooks_only_for_self_study_and_are_no_answers(tmp_path, built):
+    build(tmp_path, names=["a1"], with_solutions=True)
+    student = tmp_path / "student" / NAME
+    texts = {path: path.read_text(encoding="utf-8") for path in (student, built / "student" / NAME)}
+    exercises = texts[student].count("<summary>Hint")
+    assert [text.count("<summary>Solution") for text in texts.values()] == [exercises, 0]
+    graded = grade("ada", student, ROOMY, PUBLIC, trusted=True)
+    assert {outcome.status for outcome in graded.outcomes} == {"not begun"}
+
+
 def test_odd_names_do_not_stop_the_class(tmp_path):
     hand_in(tmp_path / "in", **dict.fromkeys(("class", "名" * 70, os.fsdecode(b"ren\xe9")), RIGHT))
     grades = grade_all(tmp_path / "in", tmp_path / "out", PUBLIC, TIGHT, jobs=2, trusted=True)
@@ -145,7 +173,7 @@ def test_odd_names_do_not_stop_the_class(tmp_path):
     assert {f"{grade.student}.json" for grade in grades} == {path.name for path in (tmp_path / "out").glob("*.json")}
 
 
-def test_a_private_variant_has_its_own_notebooks_and_is_graded_by_its_secret_only(tmp_path, built):
+def test_a_private_variant_has_its_own_notebooks_and_is_graded_by_its_secret_only(tmp_path):
     secret = Variant.of("one of the tests")
     build(tmp_path, secret, ["a1"])
     solution = tmp_path / "solution" / NAME
@@ -159,7 +187,6 @@ def test_a_private_variant_has_its_own_notebooks_and_is_graded_by_its_secret_onl
     source = next((tmp_path / "nbgrader" / "source").rglob("*.ipynb")).read_text(encoding="utf-8")
     assert "<summary>Solution" not in student and secret.key in student
     assert secret.salt in source and secret.salt not in student and "one of the tests" not in student + source
-    assert "<summary>Solution" in (built / "student" / NAME).read_text(encoding="utf-8")
 
 
 # ----------------------------------------------------------------------------------------------- pages and gradebooks
