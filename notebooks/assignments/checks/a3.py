@@ -8,69 +8,70 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn import functional as F
 
 from labkit.course.answers import Answer
 from labkit.course.exercises import Assignment
-from labkit.course.mistakes import expect, expect_equal, expect_tensor, lacks_cells
+from labkit.course.mistakes import expect_tensor, lacks_cells
 from labkit.course.variant import Variant
 
-ASSIGNMENT = A3 = Assignment("a3", "Leakage and masked-language modelling", minutes=80)
-A3.exercise("a3_next_token_loss", "One step apart", "next_token_loss", difficulty=2, minutes=10)
-A3.exercise("a3_proof", "A loss that proves a leak", "proof_threshold", difficulty=2, minutes=9)
-A3.exercise("a3_leak_table", "The leak finder", "leak_table", difficulty=3, minutes=17)
-A3.exercise("a3_corrupt", "Eighty, ten, ten", "corrupt", difficulty=4, minutes=18)
-A3.exercise("a3_mntp_loss", "Named from the seat before", "mntp_loss", difficulty=3, minutes=12)
-A3.exercise("a3_pseudo_perplexity", "How surprising?", "pseudo_perplexity", difficulty=3, minutes=13)
+ASSIGNMENT = A3 = Assignment("a3", "Leakage and masked-language modelling", minutes=85)
+A3.exercise("a3_packed_loss", "The loss of packed rows", "packed_loss", difficulty=2, minutes=10)
+A3.exercise("a3_proof", "A loss that proves a leak", "proof_threshold", difficulty=4, minutes=13)
+A3.exercise("a3_document_leaks", "Leaks between documents", "document_leaks", difficulty=3, minutes=17)
+A3.exercise("a3_infill", "Predict spans at the end", "infill", difficulty=3, minutes=15)
+A3.exercise("a3_order_masks", "Masks for another order", "order_masks", difficulty=3, minutes=12)
+A3.exercise("a3_word_perplexity", "Words of several tokens", "word_perplexity", difficulty=3, minutes=14)
 
-SCENES = (
-    "man sat by the river", "seal swam to the rock", "ship lay off the coast", "girl slept under the tree",
-    "bell hung over the gate", "fox ran into the wood", "clerk stood behind the desk", "goat grazed near the fence",
-    "child hid beneath the table", "kite flew across the field",
-)  # fmt: skip
-ADJECTIVES = ("old", "small", "grey", "quiet", "tired", "lost")
-KINDS = ("cell", "one ahead", "late layer", "honest")
-IGNORE, MASK_ID, VOCABULARY, SPECIAL = -100, 11, 12, [0, 5, 11]
-ORDINARY = torch.tensor([i for i in range(VOCABULARY) if i not in SPECIAL])
-
-
-def scenes(variant: Variant) -> list[str]:
-    start = variant.choose("a3 scenes", range(len(SCENES)))
-    return [*SCENES, *SCENES][start : start + 6]
+SCENES = [
+    "sat by the river", "swam to the rock", "lay on the sand", "slept under the tree", "leaned over the gate",
+    "ran into the wood", "stood behind the desk", "waited near the fence", "hid beneath the table",
+    "walked across the field",
+]  # fmt: skip
+NAMES = ["Mar ##tha", "Ol ##af", "In ##grid", "Ed ##win", "Jo ##nas", "Hel ##en", "Vic ##tor", "Sig ##rid"]
+KINDS = ("late layer", "boundary", "cell", "honest")
+IGNORE, MASK_ID, VOCABULARY = -100, 11, 12
 
 
-def sentence(variant: Variant) -> str:
-    return f"the {variant.choose('a3 adjective', ADJECTIVES)} {scenes(variant)[0]}"
+def _six(name: str, options: list[str]) -> Callable[[Variant], list[str]]:
+    def drawn(variant: Variant) -> list[str]:
+        start = variant.choose(f"a3 {name}", range(len(options)))
+        return [*options, *options][start : start + 6]
+
+    return drawn
 
 
-A3.drawn |= {"scenes": scenes, "sentence": sentence}
+A3.drawn |= {"scenes": _six("scenes", SCENES), "names": _six("names", NAMES)}
 A3.shows("colleagues", ([1, 3, 4, 2], [6, 5, 8, 7], [4, 7, 9, 2], [2, 4, 11, 5], [9, 8, 6, 3]))  # one of each of KINDS
 
 
 # -- the models --------------------------------------------------------------------------------------------------------
-def planted(kind: str, seed: int, n: int, vocab_size: int) -> Callable[[Tensor], Tensor]:
-    """Ids (batch, n) -> logits (batch, n, vocab): two layers that mix fixed shares; row by row, so equal to the bit."""
+def planted(kind: str, seed: int, vocab_size: int) -> Callable[..., Tensor]:
+    """Ids, documents (batch, n) -> logits (batch, n, vocab): two layers that mix fixed shares, row by row."""
     rng = generator(seed)
     embed, place, *matrices, head, announced = (
         torch.randn(*shape, generator=rng, dtype=torch.float64)
-        for shape in ((vocab_size, 8), (n, 8), (8, 8), (8, 8), (8, vocab_size), (8,))
+        for shape in ((vocab_size, 8), (64, 8), (8, 8), (8, 8), (8, vocab_size), (8,))
     )
-    shares = [mask / mask.sum(-1, keepdim=True) for mask in _masks(kind, seed, n)]
 
-    def row_logits(row: Tensor) -> Tensor:
-        m = len(row)
-        x = embed[row] + place[:m]
-        if kind == "rare":  # one word of the vocabulary is announced to the position before it
-            x[:-1] += (row[1:] == vocab_size - 1)[:, None] * announced
-        for share, matrix in zip(shares, matrices, strict=True):
-            x = x + torch.tanh(share[:m, :m] @ x @ matrix / 8**0.5)
+    def row_logits(row: Tensor, documents: Tensor) -> Tensor:
+        x = embed[row] + place[: len(row)]
+        if kind == "rare":  # one token is announced to the document before, if it begins a document
+            x[:-1] += ((row[1:] == vocab_size - 1) & (documents[1:] > documents[:-1]))[:, None] * announced
+        for mask, matrix in zip(_masks(kind, seed, documents), matrices, strict=True):
+            x = x + torch.tanh(mask / mask.sum(-1, keepdim=True) @ x @ matrix / 8**0.5)
         return x @ head
 
-    return lambda ids: torch.stack([row_logits(row) for row in ids])
+    def logits(ids: Tensor, documents: Tensor | None = None) -> Tensor:
+        rows = torch.zeros_like(ids) if documents is None else documents
+        return torch.stack([row_logits(*row) for row in zip(ids, rows, strict=True)])
+
+    return logits
 
 
-def mystery(number: int, n: int, vocab_size: int) -> Callable[[Tensor], Tensor]:
+def mystery(number: int, vocab_size: int) -> Callable[..., Tensor]:
     """The model of colleague `number`, honest or not."""
-    return planted(KINDS[number % len(KINDS)], number, n, vocab_size)
+    return planted(KINDS[number % len(KINDS)], number, vocab_size)
 
 
 def generator(seed: int) -> torch.Generator:
@@ -82,32 +83,30 @@ def on_model(answer: Callable, settings: dict[str, Any], *arguments: Any) -> Any
     return answer(planted(**settings), *arguments)
 
 
-def on_ids(answer: Callable, ids: Tensor, rate: float, seed: int) -> tuple[Any, Tensor]:
-    """What was returned, and the ids as they are afterwards."""
-    return answer(ids, SPECIAL, MASK_ID, VOCABULARY, rate, generator(seed)), ids
-
-
-def _masks(kind: str, seed: int, n: int) -> list[Tensor]:
-    """What each of two layers mixes, (n, n): above the diagonal lies the leak."""
-    causal, i = torch.ones(n, n, dtype=torch.float64).tril(), seed % (n - 2)
-    first, last = causal.clone(), causal.clone()
-    if kind in ("open", "one ahead"):
-        first = last = torch.ones_like(causal).tril(n if kind == "open" else 1)
+def _masks(kind: str, seed: int, documents: Tensor) -> list[Tensor]:
+    """What each of two layers mixes, (n, n)."""
+    n, same = len(documents), documents[:, None] == documents
+    first = (same.tril() if kind != "open" else same).double()
+    last, own = first.clone(), torch.ones(n, n).double().tril()
+    if kind == "causal":
+        return [own, own]
+    if kind == "boundary":  # the document before is cut off one token too late
+        first = last = torch.maximum(first, (same.roll(1, 0) & ~same).tril().tril(-1).triu(-1).double())
     elif kind == "late layer":
-        last[i, i + 1 :] = 1.0
-    elif kind == "cell":
-        first[i, i + 2] = 1.0
-    elif kind == "faint":
-        first[i, i + 1] = 1e-9
+        last[int((documents == 0).sum())] = 1.0  # the first token of the second document
+    elif kind in ("cell", "faint"):  # a token of the first document attends to one of the last
+        first[seed % int(same[0].sum()), n - 1 - seed % int(same[-1].sum())] = 1.0 if kind == "cell" else 1e-9
     return [first, last]
 
 
-def _leaks(kind: str, seed: int, n: int) -> Tensor:
-    """By paths through the masks: which position's output a later token reaches."""
+def _leaks(kind: str, seed: int, documents: Tensor) -> Tensor:
+    """By paths through the masks: which document's logits a token of another document reaches."""
+    count = int(documents.max()) + 1
     if kind == "rare":
-        return torch.ones(n, n).tril(1).triu(1).bool()
-    first, last = _masks(kind, seed, n)
-    return (last @ first > 0).triu(1)
+        return torch.ones(count, count).triu(1).tril(1).bool()
+    first, last = _masks(kind, seed, documents)
+    member = F.one_hot(documents).double()  # (n, D)
+    return (member.T @ last @ first @ member > 0) & ~torch.eye(count).bool()
 
 
 def _cost(logits: Tensor, ids: Tensor) -> Tensor:
@@ -116,40 +115,40 @@ def _cost(logits: Tensor, ids: Tensor) -> Tensor:
 
 
 # -- the checks --------------------------------------------------------------------------------------------------------
-@A3.part("a3_next_token_loss", points=1, hidden=True, cases=("with a row of one token", "of very sure logits"))
-@A3.part("a3_next_token_loss", points=2, cases=("of a padded batch",))
-def the_shift(answer: Answer, variant: Variant, case: str) -> None:
-    rng, v = generator(variant.seed(f"loss {case}")), 9
-    lengths = torch.tensor({"with a row of one token": [6, 1, 4]}.get(case, [variant.whole("length", 3, 5), 8, 2]))
-    logits = (400.0 if "sure" in case else 2.0) * torch.randn(3, 8, v, generator=rng)
-    ids, real = torch.randint(v, (3, 8), generator=rng), torch.arange(8) < lengths[:, None]
-    costs, counted = _cost(logits[:, :-1], ids[:, 1:]), real[:, 1:]
+@A3.part("a3_packed_loss", points=1, hidden=True, cases=("with padding in front", "of very sure logits"))
+@A3.part("a3_packed_loss", points=2, cases=("of a packed batch",))
+def the_pairs(answer: Answer, variant: Variant, case: str) -> None:
+    rng, front = generator(variant.seed(f"loss {case}")), "front" in case
+    lengths = [[3, 2, 4], [variant.whole("length", 2, 4), 1, 2], [2, 3]]
+    rows = [torch.arange(len(row)).repeat_interleave(torch.tensor(row)) for row in lengths]
+    documents = torch.stack([F.pad(row, (9 - len(row), 0) if front else (0, 9 - len(row)), value=-1) for row in rows])
+    ids = torch.randint(VOCABULARY, documents.shape, generator=rng)
+    logits = (400.0 if "sure" in case else 2.0) * torch.randn(*ids.shape, VOCABULARY, generator=rng)
+    costs, here, after = _cost(logits[:, :-1], ids[:, 1:]), documents[:, :-1], documents[:, 1:]
     own, before, twice = _cost(logits, ids), _cost(logits[:, 1:], ids[:, :-1]), _cost(logits[:, :-2], ids[:, 2:])
+    counted, real = (here == after) & (after >= 0), (here >= 0) & (after >= 0)
+    skipped = (documents[:, 2:] == documents[:, :-2]) & (documents[:, 2:] >= 0)
     loss, total = costs[counted].mean(), costs[counted].sum()
-    rows = [row[keep].mean() for row, keep in zip(costs, counted, strict=True)]
+    means = [row[keep].mean() for row, keep in zip(costs, counted, strict=True)]
     suspects = {
-        "Each position is asked for the token that it reads, so a model learns to copy. Did you shift?": own[
-            real
-        ].mean(),
-        "Each position is asked for what it reads. You cut the last column, and nothing more.": own[:, :-1][
-            counted
-        ].mean(),
-        "Each position is asked for the token before it. Did you cut the other ends?": before[counted].mean(),
-        "Each position names the token after the next. Did you shift twice?": twice[real[:, 2:]].mean(),
-        "Your mean counts the pads. Where does `real` enter?": costs.mean(),
-        "The last real tokens are asked for a pad. Which token of a pair must be real?": costs[real[:, :-1]].mean(),
-        "Your loss is a mean of row means. Every token is to count the same.": torch.stack(rows).mean(),
-        "Your loss is a sum. Did you divide by the number of counted tokens?": total,
-        "Your loss is divided by all positions, pads included.": total / counted.numel(),
-        "Your loss is in bits. Did you take the natural logarithm?": loss / math.log(2),
+        "Each position predicts the token that it reads. Did you shift?": own[documents >= 0].mean(),
+        "Each position predicts the token before it. Which end of the logits must go?": before[counted].mean(),
+        "Each position predicts the token after the next. Did you shift twice?": twice[skipped].mean(),
+        "Your loss counts pairs across two documents.": costs[real].mean(),
+        "Your loss counts padding: -1 equals -1.": costs[here == after].mean(),
+        "Your loss counts all pairs. Where do you use `documents`?": costs.mean(),
+        "Your loss is a mean of row means. Does every pair have the same weight?": torch.stack(means).mean(),
+        "Your loss is a sum. Divide by the number of pairs that count.": total,
+        "Your loss is divided by all pairs, also those that do not count.": total / counted.numel(),
+        "Your loss is in bits. Use the natural logarithm.": loss / math.log(2),
         "Your loss has the wrong sign: a cost is positive.": -loss,
-        "Your softmax gave exactly 0, whose logarithm is infinite. Is there another way to it?": math.inf,
+        "Your softmax is exactly 0 in places, and its logarithm is infinite. Use log_softmax.": math.inf,
     }
-    expect_tensor(answer(logits, ids, real), loss, f"the mean loss {case}", suspects)
+    expect_tensor(answer(logits, ids, documents), loss, f"the mean loss {case}", suspects)
 
 
 @A3.part("a3_proof", points=1, hidden=True, cases=("certain", "one token"))
-@A3.part("a3_proof", points=2, cases=("usual",))
+@A3.part("a3_proof", points=3, cases=("usual",))
 def the_threshold(answer: Answer, variant: Variant, case: str) -> None:
     rng = variant.rng("proof")
     v, count, chance = {
@@ -160,199 +159,161 @@ def the_threshold(answer: Answer, variant: Variant, case: str) -> None:
     floor, luck = math.log(v), -math.log(chance)
     threshold = floor - luck / count
     suspects = {
-        "Your threshold is cut off at 0. Below 0, it means that so few tokens prove nothing.": max(0.0, threshold),
-        "Your threshold is the floor itself. How far may an honest model fall below it by luck?": floor,
-        "Your threshold lies above the floor. Which way does luck have to push?": floor + luck / count,
-        "Your margin is that of the whole sum, and the loss is a mean. Did you divide?": floor - luck,
-        "Your margin shrinks like the root of count. Did you turn the sum into a mean?": floor - luck / count**0.5,
-        "Your logarithm of `chance` has base 10. Losses are in nats.": floor - luck / math.log(10) / count,
-        "Your floor is in bits. Losses are in nats.": math.log2(v) - luck / count,
-        "Your margin is the chance itself. Which function turns it into nats?": floor - chance / count,
+        "Your threshold is cut off at 0. If it is negative, so few tokens prove nothing.": max(0.0, threshold),
+        "Your threshold is ln V. A causal model can be below it by chance.": floor,
+        "Your threshold is above ln V. Check the sign of ln c.": floor + luck / count,
+        "You subtract ln(1/c) from the mean loss. Divide it by count first.": floor - luck,
+        "You divide by the square root of count. Divide by count.": floor - luck / count**0.5,
+        "You used the logarithm to base 10 for `chance`. Losses are in nats.": floor - luck / math.log(10) / count,
+        "You used the logarithm to base 2 for `vocab_size`. Losses are in nats.": math.log2(v) - luck / count,
+        "You subtract the chance itself. Use the logarithm of 1/c.": floor - chance / count,
     }
     expect_tensor(answer(v, count, chance), threshold, f"proof_threshold({v}, {count}, {chance:g})", suspects)
 
 
-@A3.part("a3_leak_table", points=1, hidden=True, cases=("faint",))
-@A3.part("a3_leak_table", points=1, cases=("rare",))
-@A3.part("a3_leak_table", points=3, cases=KINDS)
+@A3.part("a3_document_leaks", points=1, hidden=True, cases=("faint",))
+@A3.part("a3_document_leaks", points=1, cases=("rare",))
+@A3.part("a3_document_leaks", points=3, cases=(*KINDS, "causal"))
 def models_that_leak(answer: Answer, variant: Variant, kind: str) -> None:
-    seed, n, v = variant.seed(f"table {kind}"), variant.whole("table n", 6, 8), 10
-    ids = torch.randint(v - 1, (n,), generator=generator(seed))
-    leaks, later = _leaks(kind, seed, n), torch.ones(n, n).triu(1).bool()
+    seed, v = variant.seed(f"documents {kind}"), 10
+    lengths = torch.tensor([variant.whole("first length", 2, 3), 2, 3, 2])
+    documents = torch.arange(4).repeat_interleave(lengths)
+    ids = torch.randint(v - 1, documents.shape, generator=generator(seed))
+    leaks, eye, later = _leaks(kind, seed, documents), torch.eye(4).bool(), torch.ones(4, 4).triu(1).bool()
     missed = {
-        "rare": "Your table misses a leak of one word only. Which words did you put in?",
-        "faint": "Your table misses a leak that is small. Did you leave a tolerance?",
-    }.get(kind, "Your table misses leaks. Which tokens, positions, logits are left out?")
+        "rare": "Your table misses a leak of a single token. Do you try every token of the vocabulary?",
+        "faint": "Your table misses a small leak. Did you compare with a tolerance?",
+    }.get(kind, "Your table misses leaks. Do you try every position, and compare all logits?")
     suspects = {
-        "Your rows are the tokens that are changed. Row = the position that sees.": leaks.T,
-        "Your table holds the past too, which every position may see. Did you keep j > i only?": leaks | ~later,
-        "Your table holds each token itself. Did you keep j > i only?": leaks | torch.eye(n).bool(),
-        "Everything is seen in your table. Did you put each token back? `b = a` is no copy.": later,
-        "Your table holds the next token alone. A leak may reach further.": leaks & ~later.triu(2),
+        "Your table is transposed: a row is the document whose logits change.": leaks.T,
+        "Your table is True on the diagonal. A document may depend on itself.": leaks | eye,
+        "Documents that were changed earlier count again. Did you start from a fresh copy each time?": (
+            (leaks | eye).cumsum(1) > 0
+        )
+        & ~eye,
+        "Your table has only dependences on earlier documents. Later ones can leak too.": leaks & ~later,
+        "Your table has only neighbouring documents. A leak can reach further.": leaks
+        & ~later.triu(2)
+        & ~later.T.tril(-2),
         missed: lacks_cells(leaks),
     }
-    settings = {"kind": kind, "seed": seed, "n": n, "vocab_size": v}
-    expect_tensor(answer(settings, ids, v, function="on_model"), leaks, f'the table of a model ("{kind}")', suspects)
+    suspects = {missed: suspects[missed]} if kind in ("rare", "faint") else suspects
+    settings = {"kind": kind, "seed": seed, "vocab_size": v}
+    actual = answer(settings, ids, documents, v, function="on_model")
+    expect_tensor(actual, leaks, f'the table of a model ("{kind}")', suspects)
 
 
-@A3.part("a3_corrupt", points=2)
-def what_is_counted(answer: Answer, variant: Variant) -> None:
-    seed = variant.seed("corrupt")
-    ids = _text(seed + 2, 200, 0.3)
-    first, again, other = (_corrupted(answer, ids, 0.5, seed) for seed in (seed, seed, seed + 1))
-    likely = "Your draws are not made with `rng`. Did you hand over generator=rng everywhere, and never seed it?"
-    expect(torch.equal(torch.stack(first), torch.stack(again)), "the same draws with the same seed", "others", likely)
-    expect(not torch.equal(first[1], other[1]), "other draws with another seed", "the same", likely)
+@A3.part("a3_infill", points=1, hidden=True, cases=("no span", "spans at both ends"))
+@A3.part("a3_infill", points=4, cases=("one span", "two spans"))
+def the_spans(answer: Answer, variant: Variant, case: str) -> None:
+    rng, end, sentinels = variant.rng(f"spans {case}"), 2, [5, 6, 7]
+    n, a = rng.randint(8, 10), rng.randint(1, 2)
+    others = {"no span": [], "one span": [[a, a + 3]], "spans at both ends": [[0, 2], [n - 3, n]]}
+    ids, spans = rng.sample(range(10, 30), n), others.get(case, [[a, a + 2], [a + 3, a + 6]])
+    hidden, marks = [ids[start:stop] for start, stop in spans], [[mark] for mark in sentinels[: len(spans)]]
+    edges = [0, *sum(spans, []), n]
+    kept = [ids[start:stop] for start, stop in zip(edges[::2], edges[1::2], strict=True)]
+    moved = [mark + tokens for mark, tokens in zip(marks, hidden, strict=True)]
 
+    def row(fillings: list[list[int]], parts: list[list[int]]) -> list[int]:
+        return sum((text + filling for text, filling in zip(kept, [*fillings, []], strict=True)), []) + sum(parts, [])
 
-@A3.part("a3_corrupt", points=2)
-def the_shares(answer: Answer, variant: Variant) -> None:
-    seed = variant.seed("shares")
-    ids = _text(seed + 1, 60_000, 0.05)
-    inputs, targets = _corrupted(answer, ids, 0.3, seed)
-    counted = targets != IGNORE
-    masked, kept = ((inputs == of)[counted].double().mean() for of in (torch.tensor(MASK_ID), ids))
-    chosen = counted[torch.isin(ids, ORDINARY)].double().mean()
-    suspects = {
-        "All chosen tokens are masked. Where are the other two ways?": [0.3, 1.0, 0.0, 0.0],
-        "Your targets leave out the chosen tokens that stay. They are asked for too.": [0.267, 0.9, 0.1, 0.0],
-        "Your 10 % are a share of what the masks left over, and not of all.": [0.3, 0.8, 0.018, 0.182],
-        "None of your chosen tokens becomes a random one.": [0.3, 0.8, 0.0, 0.2],
-        "None of your chosen tokens stays as it was.": [0.3, 0.8, 0.178, 0.022],
-        "Your shares have changed places: which of them is for the mask?": [0.3, 0.1, 0.089, 0.811],
+    inputs, text, shifted = row(marks, moved), row(marks, []), ids.copy()
+    none, predicted = [IGNORE] * len(text), inputs[1:] + [end]
+    targets = none + sum((tokens + [end] for tokens in hidden), [])
+    for mark, (start, stop) in zip(marks, spans, strict=True):
+        shifted[start:stop] = mark
+    many = [mark * len(tokens) for mark, tokens in zip(marks, hidden, strict=True)]
+    longer = [mark + ids[start : stop + 1] for mark, (start, stop) in zip(marks, spans, strict=True)]
+    wrong_inputs = {
+        "Your two results are in the wrong order: inputs first, then targets.": targets,
+        "Your text still contains the spans, so the answer can be copied.": ids + sum(moved, []),
+        "Your text has no sentinels. Each span is replaced by one.": row([[] for _ in spans], moved),
+        "Every hidden token becomes a sentinel. One sentinel replaces the whole span.": row(many, moved),
+        "All spans have the same sentinel.": [5 if i in sentinels else i for i in inputs],
+        "Your moved spans have no sentinel before them.": row(marks, hidden),
+        "The second span has moved after you replaced the first one.": shifted + sum(moved, []),
+        "Your spans are one token too long: `stop` is not included.": row(marks, longer),
+        "The moved spans are missing. What is predicted?": text,
     }
-    shares, right = torch.stack([chosen, masked, 1 - masked - kept, kept]), torch.tensor([0.3, 0.8, 0.089, 0.111])
-    expect_tensor(shares, right, "the shares chosen, and of these masked, changed, kept,", suspects, 0.0125)
-    drawn = set(inputs[counted & (inputs != MASK_ID) & (inputs != ids)].tolist())
-    likely = "Your random tokens come from the whole vocabulary. Special tokens are never put in."
-    expect(not drawn & set(SPECIAL), "random tokens that are ordinary", f"{sorted(drawn)}", likely)
-    never = set(ORDINARY.tolist()) - drawn
-    likely = "Is the end of your range left out, or one token drawn for the whole row?"
-    expect(not never, "every ordinary token among the random ones", f"{sorted(never)} never", likely)
-    counts = {int((_corrupted(answer, ids[:40], 0.3, seed + i)[1] != IGNORE).sum()) for i in range(8)}
-    likely = "You choose a fixed number of tokens. Here every ordinary token has a coin of its own."
-    expect(len(counts) > 1, "rows that differ in how many are chosen", f"{max(counts)} in every row", likely)
-
-
-@A3.part("a3_corrupt", points=1)
-def at_least_one(answer: Answer, variant: Variant) -> None:
-    ids, chosen = torch.tensor([0, 3, 7, 8, 5]), []
-    for i in range(40):
-        targets = _corrupted(answer, ids, 0.02, variant.seed(f"short {i}"))[1]
-        likely = "Your coins may all fall on the same side. A row that asks nothing teaches nothing."
-        expect((targets != IGNORE).any(), "a counted token in every row of three words", "a row with none", likely)
-        chosen += (targets != IGNORE).nonzero()[:, 0].tolist()
-    likely = "Where no coin falls, your choice is always the same. Did you let chance choose?"
-    expect(len(set(chosen)) == 3, "each of three words chosen at times", f"only position {set(chosen)}", likely)
-
-
-@A3.part("a3_corrupt", points=1, hidden=True)
-def a_row_without_words(answer: Answer, variant: Variant) -> None:
-    ids = torch.tensor([0, 5, 5, 0])
-    inputs, targets = _corrupted(answer, ids, 0.9, variant.seed("no words"))
-    expect_equal([inputs, targets], [ids, [IGNORE] * 4], "inputs and targets of a row without a word")
-
-
-def _text(seed: int, n: int, share_special: float) -> Tensor:
-    rng = generator(seed)
-    words = ORDINARY[torch.randint(len(ORDINARY), (n,), generator=rng)]
-    return torch.where(torch.rand(n, generator=rng) < share_special, torch.tensor([0, 5]).repeat(n)[:n], words)
-
-
-def _corrupted(answer: Answer, ids: Tensor, rate: float, seed: int) -> tuple[Tensor, Tensor]:
-    """Inputs and targets, of which everything holds that is true of every draw."""
-    (inputs, targets), after = answer(ids, rate, seed, function="on_ids")
-    forms = f"{inputs.shape}, {targets.shape}, {inputs.dtype}, {targets.dtype}"
-    form = f"{ids.shape}, {ids.shape}, {ids.dtype}, {ids.dtype}"
-    expect(forms == form, f"inputs and targets of {form}", forms)
-    expect(torch.equal(after, ids), "ids that are left alone", "changed ones", "Did you write into the argument?")
-    counted, changed, special = targets != IGNORE, inputs != ids, torch.isin(ids, torch.tensor(SPECIAL))
-    wrong, loose = counted & (targets != ids), changed & ~counted
-    causes = {
-        "Your two results have changed places: what the model reads comes first, then the targets.": (
-            IGNORE in inputs and MASK_ID in targets and IGNORE not in targets
-        ),
-        "Your targets count every position. What was not chosen is in the input, and is copied.": counted.all(),
-        "Your -100 stands at what was hidden. It means: do not count.": loose.any() and not (changed & counted).any(),
-        "Your special tokens are chosen too. Did you take them out before?": ((counted | changed) & special).any(),
-        "Your targets hold what the model reads. Was the text overwritten first?": (
-            wrong.any() and not (counted & (targets != inputs)).any()
-        ),
-        "Your replacements hit tokens that were not chosen.": loose.any(),
+    wrong_targets = {
+        "Your targets stand at the tokens. Each is predicted one position before.": none
+        + sum(([IGNORE, *t] for t in hidden), []),
+        "Your targets count the visible text too. Only the spans are predicted.": predicted,
+        "Your targets have no `end`. Where does a span end?": none + sum(([*t, IGNORE] for t in hidden), []),
+        "After a span, your target is the next sentinel. It should be `end`.": none + predicted[len(none) :],
+        "Your targets count sentinels.": none[:-1] + predicted[len(none) - 1 :],
     }
-    came = f"for ids {ids[:9].tolist()}.. inputs {inputs[:9].tolist()}.., targets {targets[:9].tolist()}.."
-    expected = "targets: the chosen ordinary tokens, -100 elsewhere; inputs: unchanged where nothing is chosen"
-    likely = next((message for message, holds in causes.items() if holds), None)
-    expect(not (wrong | loose | (counted & special)).any(), expected, came, likely)
-    return inputs, targets
+    actual_inputs, actual_targets = answer(torch.tensor(ids), spans, sentinels, end)
+    expect_tensor(actual_inputs, torch.tensor(inputs), f"the inputs of ids {ids}, spans {spans}", wrong_inputs)
+    expect_tensor(actual_targets, torch.tensor(targets), f"the targets of ids {ids}, spans {spans}", wrong_targets)
 
 
-@A3.part("a3_mntp_loss", points=1, hidden=True, cases=(", first tokens hidden too",))
-@A3.part("a3_mntp_loss", points=2, cases=("",))
-def the_seats(answer: Answer, variant: Variant, case: str) -> None:
-    rng, first = generator(variant.seed(f"seats {case}")), bool(case)
-    ids, chosen = torch.randint(1, VOCABULARY, (3, 9), generator=rng), torch.rand(3, 9, generator=rng) < 0.2
-    chosen[:, :6] = torch.tensor([[first, 0, 0, 0, 1, 0], [first, 0, 1, 1, 1, 0], [first, 0, 0, 0, 1, 1]]).bool()
-    logits, targets = 2 * torch.randn(3, 9, VOCABULARY, generator=rng), torch.where(chosen, ids, IGNORE)
-    costs, own, after = _cost(logits[:, :-1], ids[:, 1:]), _cost(logits, ids), _cost(logits[:, 1:], ids[:, :-1])
-    rolled, zeroed = _cost(logits.roll(1, 1), ids), _cost(logits[:, :-1], targets[:, 1:].clamp(min=0))
-    named = chosen[:, 1:]
-    loss, total = costs[named].mean(), costs[named].sum()
-    rows = [row[keep].mean() for row, keep in zip(costs, named, strict=True)]
-    suspects = {
-        "Your tokens are named where they stand. A decoder names from the seat before.": own[chosen].mean(),
-        "Your tokens are named from the seat after them.": after[chosen[:, :-1]].mean(),
-        "Your first token is named from the last seat. Who sits before the first?": rolled[chosen].mean(),
-        "Your -100 counts as a token. Which positions are left out?": zeroed.mean(),
-        "Your mean is one over all positions. How many are counted?": total / chosen.numel(),
-        "Your mean is one over all pairs of neighbours. How many are counted?": total / named.numel(),
-        "Your mean divides by all targets. Is the first token one that can be named?": total / chosen.sum(),
-        "Your loss is a sum. Did you divide by the number of counted positions?": total,
-        "Your loss is a mean of row means. Every hidden token is to count the same.": torch.stack(rows).mean(),
-        "Your loss has the wrong sign: a cost is positive.": -loss,
+@A3.part("a3_order_masks", points=1, hidden=True, cases=("from left to right", "of one token"))
+@A3.part("a3_order_masks", points=2, cases=("drawn at random",))
+def both_masks(answer: Answer, variant: Variant, case: str) -> None:
+    n, rng = {"of one token": 1}.get(case, variant.whole("order n", 5, 7)), variant.rng("order")
+    order = list(range(n))
+    while "random" in case and (order == _inverse(order) or order == sorted(order)):
+        order = rng.sample(range(n), n)
+    rank, wrong = torch.tensor(_inverse(order)), torch.tensor(order)
+    content, query = rank[:, None] >= rank, rank[:, None] > rank
+    contents = {
+        "You compare the entries of `order`. You need the rank: when is position i predicted?": wrong[:, None] >= wrong,
+        "Your order is reversed: a row attends to what is predicted before it.": rank[:, None] <= rank,
+        "Your masks ignore the order: this is the causal mask.": torch.ones(n, n).tril().bool(),
+        "Your two masks are in the wrong order: content first, then query.": query,
+        "Your rows are in the order of prediction. Row i is position i.": content[wrong],
     }
-    expect_tensor(answer(logits, targets), loss, f"the loss{case}", suspects)
+    queries = {
+        "Your query mask includes the token itself: the prediction attends to its answer.": content,
+        "Your query mask closes too much.": lacks_cells(query),
+    }
+    actual_content, actual_query = answer(order)
+    expect_tensor(actual_content, content, f"content for the order {order}", contents)
+    expect_tensor(actual_query, query, f"query for the order {order}", queries)
 
 
-@A3.part("a3_mntp_loss", points=1)
-def nothing_hidden(answer: Answer, variant: Variant) -> None:
-    loss = answer(torch.zeros(2, 5, VOCABULARY), torch.full((2, 5), IGNORE))
-    likely = "Your mean over nothing divides 0 by 0, and one such batch turns all weights into nan."
-    expect_tensor(loss, 0.0, "the loss of a batch that hides nothing", {likely: math.nan})
+def _inverse(order: list[int]) -> list[int]:
+    return [order.index(i) for i in range(len(order))]
 
 
-@A3.part("a3_pseudo_perplexity", points=1, hidden=True, cases=("a single word", "words with a pad between them"))
-@A3.part("a3_pseudo_perplexity", points=2, cases=("a sentence",))
-def one_at_a_time(answer: Answer, variant: Variant, case: str) -> None:
-    seed = variant.seed(f"reader {case}")
-    words = _text(seed, 5, 0.0).tolist()
-    sentences = {"a sentence": [0, *words, words[1], 5], "a single word": [0, words[0], 5]}
-    ids = torch.tensor(sentences.get(case, [*words[:3], 5, *words[3:]]))
-    n, ordinary = len(ids), torch.isin(ids, ORDINARY)
-    settings = {"kind": "open", "seed": seed, "n": n, "vocab_size": VOCABULARY}
-    model, alone, up_to = planted(**settings), torch.eye(n).bool(), torch.ones(n, n).tril().bool()
+@A3.part("a3_word_perplexity", points=1, hidden=True, cases=("one word of four tokens", "words of one token"))
+@A3.part("a3_word_perplexity", points=3, cases=("a sentence",))
+def word_by_word(answer: Answer, variant: Variant, case: str) -> None:
+    seed = variant.seed(f"words {case}")
+    others = {"one word of four tokens": [-1, 0, 0, 0, 0], "words of one token": [-1, 0, 1, 2, -1]}
+    words = torch.tensor(others.get(case, [-1, 0, 0, 1, 2, 2, 2, -1, 3, 3, -1]))
+    n, counted, i = len(words), words >= 0, torch.arange(len(words))
+    ids = torch.randint(MASK_ID, (n,), generator=generator(seed))
+    ids[8:10] = ids[1:3][: len(ids[8:10])]  # in a sentence, a word occurs twice
+    settings = {"kind": "open", "seed": seed, "vocab_size": VOCABULARY}
+    model, same = planted(**settings), (words[:, None] == words) & counted
+    alone, right = torch.eye(n).bool(), same.triu()
 
-    def costs(hidden: Tensor, before: int = 0, of: Tensor = ordinary) -> Tensor:
-        """Of each word, where row i of `hidden` (n, n) is hidden; named `before` places earlier."""
-        i = torch.arange(n)
+    def costs(hidden: Tensor, before: int = 0, of: Tensor = counted) -> Tensor:
+        """Of each token, where row i of `hidden` (n, n) is hidden; predicted `before` places earlier."""
         return _cost(model(torch.where(hidden, MASK_ID, ids))[i, (i - before).clamp(min=0)], ids)[of]
 
-    right = costs(alone)
+    cost = costs(right)
     exponents = {
-        "Your model reads the word that it names: nothing was hidden.": costs(alone & False).mean(),
-        "Your masks pile up. Is each word put back before the next is hidden?": costs(up_to & ordinary).mean(),
-        "Your words are all hidden at once. One at a time!": costs(ordinary.expand(n, n)).mean(),
-        "Your model sees nothing after the hidden word. It reads both ways here.": costs(up_to.T).mean(),
-        "Your word is named from the position before, as in MNTP. This is MLM.": costs(alone, 1).mean(),
-        "Your mean counts special tokens. Only words are asked for.": costs(alone, of=ordinary | True).mean(),
-        "Your word is hidden wherever it occurs. One position at a time!": costs(ids == ids[:, None]).mean(),
-        "Your exponent is a sum. Did you take the mean?": right.sum(),
-        "Your exponent is divided by all tokens. How many are words?": right.sum() / n,
-        "Your base is 2, and the exponent is in nats.": right.mean() * math.log(2),
-        "Your answer is one over it. Is there a sign missing?": -right.mean(),
-        "Your answer is the mean in nats. Of what is that the logarithm?": right.mean().log(),
-        "Your answer is a mean of perplexities. Mean first, and then?": right.exp().mean().log(),
+        "Nothing is hidden: the model reads the token that it predicts.": costs(alone & False).mean(),
+        "You hide one token at a time. The later tokens of its word give it away.": costs(alone).mean(),
+        "You hide the whole word. Its earlier tokens should stay visible.": costs(same).mean(),
+        "You hide the earlier tokens of the word, and the later ones give it away.": costs(same.tril()).mean(),
+        "You hide everything after the token. Keep what is not in its word.": costs((same | True).triu()).mean(),
+        "You hide all words at once. Start from a fresh copy for each token.": costs(counted.expand(n, n)).mean(),
+        "You hide equal tokens wherever they occur. Compare word numbers.": costs(ids == ids[:, None]).mean(),
+        "You read the logits at the position before, as in MNTP. This is MLM.": costs(right, 1).mean(),
+        "You count special tokens too.": costs((words[:, None] == words).triu(), of=counted | True).mean(),
+        "You took the sum of the costs. Take the mean.": cost.sum(),
+        "You divide by all tokens, also the special ones.": cost.sum() / n,
+        "You divide by the number of words. Divide by the number of tokens.": cost.sum() / (int(words.max()) + 1),
+        "Your base is 2, but the costs are in nats.": cost.mean() * math.log(2),
+        "Your result is the inverse. Check the sign.": -cost.mean(),
+        "Your result is the mean cost. Take e to the power of it.": cost.mean().log(),
+        "You took the mean of perplexities. Take the mean first, then e to the power of it.": cost.exp().mean().log(),
     }
     suspects = {message: exponent.exp() for message, exponent in exponents.items()}
-    actual = answer(settings, ids, MASK_ID, SPECIAL, function="on_model")
-    expect_tensor(actual, right.mean().exp(), f"the pseudo-perplexity of {case}", suspects, 1e-4)
+    actual = answer(settings, ids, words, MASK_ID, function="on_model")
+    expect_tensor(actual, cost.mean().exp(), f"the perplexity of {case}", suspects, 1e-4)

@@ -9,9 +9,16 @@
 # %% [markdown]
 # # A3 · Leakage and masked-language modelling
 #
-# **A model that sees its answer learns nothing but to copy.** You write the loss that asks for the next token, find out which loss is too good to be true, and build the instrument that finds the leak. Then the other half: without a causal mask a model needs another question, so you hide words, ask for them from the right place, and measure how surprising a sentence is to a reader who looks both ways.
+# **No prediction may depend on what it must predict.** You apply this rule where the lessons did not: to packed rows, to spans that are moved to the end of a text, to tokens in another order, and to words of several tokens.
 #
-# Six exercises, six functions. Each has a check that says what was expected, what came, and what the likely cause is. Nothing stops you: skip an exercise and come back. The notebooks behind it are `05_next_token_leakage` and `06_new_objectives`.
+# You will have built a loss for packed rows, a threshold that proves a leak, a test that finds which document leaks into which, two objectives, and a score for masked models.
+#
+# | | |
+# |---|---|
+# | **You need** | lessons `05_next_token_leakage` and `06_new_objectives` |
+# | **Time and points** | 85 minutes, 24 points, six exercises |
+#
+# After each exercise, a check calls your function and states the probable cause of a mistake. You can skip an exercise. Cells with `check.look` show what your function returns, once you have written it.
 
 # %%
 import math
@@ -29,302 +36,332 @@ from labkit.viz import mask_figure
 torch.set_num_threads(1)  # our models are tiny
 
 # %% [markdown]
-# A language small enough to know by heart: six scenes, each with one of six adjectives. Who appears decides what happens and where; the adjective is anybody's guess.
+# We use a tiny language: one of six names, then one of six scenes. A name has two tokens; `##` marks a token that continues a word.
 
 # %%
-sentence = "the old man sat by the river"  # drawn: sentence
-scenes = ["man sat by the river", "seal swam to the rock", "ship lay off the coast"]  # drawn: scenes
-adjectives = ["old", "small", "grey", "quiet", "tired", "lost"]
-
-specials = ["[CLS]", "[SEP]", "[MASK]"]  # before a sentence, after it, and in place of a hidden word
-words = sorted({"the", *adjectives, *" ".join(scenes).split()})
-vocabulary = specials + words
-CLS, SEP, MASK = special = [0, 1, 2]
-W, V = len(words), len(vocabulary)
+names = ["Mar ##tha", "Ol ##af", "In ##grid"]  # drawn: names
+scenes = ["sat by the river", "swam to the rock", "lay on the sand"]  # drawn: scenes
+specials = ["[SEP]", "[MASK]", "[A]", "[B]"]  # end of a text, hidden token, and two for exercise 4
+ordinary = sorted(set(" ".join(names + scenes).split()))
+vocabulary = specials + ordinary
+SEP, MASK, A, B = range(4)
+W, V = len(ordinary), len(vocabulary)
 
 
 def encode(text):
-    return torch.tensor([CLS, *(vocabulary.index(word) for word in text.split()), SEP])
+    return torch.tensor([*(vocabulary.index(token) for token in text.split()), SEP])
 
 
-ids = encode(sentence)  # (n,)
-tokens, n = [vocabulary[i] for i in ids.tolist()], len(ids)
-print(f"{W} words, {V} tokens in the vocabulary, {n} in our sentence: {tokens}")
+def decode(ids):
+    return [vocabulary[i] for i in ids]
 
-# %% [markdown] exercise="a3_next_token_loss"
-# The question of every language model: at each position, **what comes next?** Its loss is the mean of what the right answers cost, `-ln p` in **nats** (natural logarithm).
+
+# %%
+texts = [f"{name} {scene}" for name, scene in zip(names[:3], scenes[:3], strict=True)]
+ids = encode(texts[0])  # (n,)
+n = len(ids)
+packed = torch.cat([encode(text) for text in texts])  # three documents in one row, (3 n,)
+documents = torch.arange(3).repeat_interleave(n)  # the document of each token, (3 n,)
+print(f"{W} ordinary tokens, {V} in the vocabulary;", decode(ids))
+
+# %% [markdown] exercise="a3_packed_loss"
+# To save padding, short documents are **packed** into one row, one after the other. Each document should be learned as if it were alone, so no token has to be predicted from another document.
 #
-# Given are `logits` `(batch, n, vocab)`, float; `ids` `(batch, n)`, int64; and `real` `(batch, n)`, bool: True for a token, False for a pad. Pads stand at the end of a row. The logits at position `i` are to name the token at `i + 1`. Count a pair **if the token to be named is real**, and return the mean over all counted pairs of the whole batch, in which each pair counts the same.
+# - `logits` is `(batch, n, vocab)`, float; the logits at position `i` predict the token at `i + 1`.
+# - `ids` is `(batch, n)`, int64.
+# - `documents` is `(batch, n)`, int64: the number of a token's document, from 0 in each row; -1 for padding.
 #
-# *Predict first:* in how many ways can you be off by one here, and which of them gives a loss near 0 after training?
+# A pair of neighbours counts if **both tokens belong to the same document**. Return the mean of $-\ln p$, in nats, over all pairs of the batch that count; each pair has the same weight. With `documents = [[0, 0, 0, 1, 1, -1, -1]]`, three pairs count.
 
-# %% [markdown] hint="a3_next_token_loss"
-# Write down for a row of four tokens which position is asked for which token. Who is asked nothing, and who is asked for by nobody? Those two ends have to go: one from the logits, another one from the ids. `real` loses the same end as what it speaks of.
+# %% [markdown] hint="a3_packed_loss"
+# Compare `documents[:, :-1]` with `documents[:, 1:]`: position by position, they are the two tokens of a pair. Padding has a number too, and two neighbours of it are equal.
 
 
-# %% answer="a3_next_token_loss"
-def next_token_loss(logits, ids, real):
-    """(batch, n, vocab), int (batch, n), bool (batch, n) -> the mean in nats over the tokens that are asked for."""
+# %% answer="a3_packed_loss"
+def packed_loss(logits, ids, documents):
+    """(batch, n, vocab), int (batch, n), int (batch, n) -> the mean in nats over the pairs inside documents."""
     ### BEGIN SOLUTION
-    named, counted = ids[:, 1:], real[:, 1:]  # (batch, n - 1)
-    return F.cross_entropy(logits[:, :-1][counted], named[counted])
+    targets, here, after = ids[:, 1:], documents[:, :-1], documents[:, 1:]  # (batch, n - 1)
+    counted = (here == after) & (after >= 0)
+    return F.cross_entropy(logits[:, :-1][counted], targets[counted])
     ### END SOLUTION
 
 
 # %% [markdown]
-# A model that knows nothing gives every token the same logit. Predict its loss before you run this.
+# If all logits are equal, the loss is the logarithm of the size of the vocabulary:
 
-# %% look="a3_next_token_loss"
-[float(next_token_loss(torch.zeros(1, n, V), ids[None], torch.ones(1, n).bool())), math.log(V)]
-
-# %% [markdown]
-# <details><summary>Your prediction: in how many ways off by one?</summary>
-#
-# In four. Without a shift, each position is asked for the token that **it reads**. With the ends cut the wrong way round, it is asked for the token **before** it; with two shifts, for the token **after the next**. And with the right shift, `real` can lose the wrong end: then the last real token of a row is asked for a pad.
-#
-# The first two lead to a loss near 0: what is asked for stands in the text that the position may attend to, and copying is learned quickly. The other two do not give themselves away like that. The token after the next is an honest question, only not yours.
-#
-# </details>
+# %% look="a3_packed_loss"
+[float(packed_loss(torch.zeros(1, 3 * n, V), packed[None], documents[None])), math.log(V)]
 
 # %% [markdown] exercise="a3_proof"
-# When is a loss too good? Take a text of words drawn at random, each of $V$ = `vocab_size` equally likely. Nobody can know the next one, so an honest model pays ln V on average at least. But luck exists: on `count` tokens it may pay a little less. **How much less proves a leak?**
+# On random tokens, no causal model has an **expected** loss below $\ln V$ (lesson 05). On a few tokens, its loss can be lower by luck. How much lower proves a leak?
 #
-# Let $Q$ be the probability that an honest model gives to all `count` tokens together, and $P = V^{-\text{count}}$ their true one. Averaged over such texts, $Q/P$ is at most 1, and so, by Markov's inequality, $Q/P$ reaches $1/c$ with a chance of at most $c$. Your loss is $-\ln Q$ divided by `count`.
+# A text of `count` random tokens, each of $V$ = `vocab_size` equally likely, has the probability $P = V^{-\text{count}}$. A causal model gives the text $x$ the probability $Q(x)$; its mean loss is $-\ln Q(x)$ divided by `count`. The mean of $Q/P$ over all texts is
 #
-# Return the mean loss, in nats per token, at which $Q/P$ is exactly $1/c$ for `chance` $= c$ (above 0, at most 1). At or below it, an honest model would have needed luck that comes with a chance of `chance` at most.
+# $$\sum_x P \cdot \frac{Q(x)}{P} = \sum_x Q(x) = 1.$$
+#
+# So $Q/P \ge 1/c$ has a probability of **at most** $c$: otherwise the mean would be larger than $c \cdot \frac1c = 1$ (Markov's inequality).
+#
+# Return the mean loss at which $Q/P$ is exactly $1/c$, where $c$ = `chance` is above 0 and at most 1. A causal model has this loss or a lower one with a probability of at most `chance`.
 
 # %% [markdown] hint="a3_proof"
-# Take the logarithm of $Q/P = 1/c$. You get two terms with `count`, one without it. Solve for the mean loss. Try `chance=1`: no luck at all is called for, so where must the threshold lie?
+# Take the logarithm of $Q/P = 1/c$: two of the three terms contain `count` once you write $\ln Q$ with the mean loss. Solve for the mean loss. With `chance=1`, the threshold must be $\ln V$.
 
 
 # %% answer="a3_proof"
 def proof_threshold(vocab_size, count, chance):
-    """The mean loss (nats per token, a float) that an honest model passes with probability `chance` at most."""
+    """The mean loss in nats per token, a float, that a causal model reaches with probability `chance` at most."""
     ### BEGIN SOLUTION
     return math.log(vocab_size) - math.log(1 / chance) / count
     ### END SOLUTION
 
 
 # %% [markdown]
-# With our `W` words and a chance of one in a million: which of these mean losses, on so many tokens, prove a leak?
+# The step $\sum_x Q(x) = 1$ needs a causal model: $Q$ is then a product of probabilities, each given the tokens before. A model that attends to its target can give every text a probability near 1.
+#
+# Which of these reports prove a leak, with a `chance` of one in a million? The texts are random, each of the `W` ordinary tokens equally likely.
 
 # %%
-reports = [(0.2, 3), (0.2, 9), (3.1, 20), (3.1, 20_000)]  # (nats per token, tokens)
+reports = [(0.2, 3), (0.2, 9), (3.1, 20), (3.1, 20_000)]  # (nats per token, number of tokens)
 
 # %% look="a3_proof"
-[(loss, count, "a leak" if loss <= proof_threshold(W, count, 1e-6) else "no proof") for loss, count in reports]
+[(loss, count, "leak" if loss <= proof_threshold(W, count, 1e-6) else "no proof") for loss, count in reports]
 
 # %% [markdown]
-# **What it means:** many tokens make the threshold sharp, and a few prove nothing, however low their loss. Now two models are trained on random words, from the same weights, on the same rows. One has the causal mask, the other has none. *Predict the loss of each in the end.*
+# On a few tokens, even a very low loss proves nothing. On many tokens, a small difference is enough.
+#
+# Web text contains many duplicates. So we train on rows in which one document of six random tokens occurs **twice**: once with the plain causal mask, and once with a mask that keeps documents apart. *Predict for both masks:* what is the loss on the first and on the second document?
 
 
 # %%
-def random_rows(step):
-    rng = random.Random(step)
-    return [[rng.randrange(len(specials), V) for _ in range(n)] for _ in range(16)]
-
-
-def trained(objective, mask, rows, steps):
+def trained(batch, mask, steps):
     torch.manual_seed(0)
     model = GPT(GPTConfig(vocab_size=V, context=16, width=48, layers=2, heads=2))
     optimizer = torch.optim.AdamW(model.parameters(), lr=5e-3)
-    batches = Collator(objective, pad_id=SEP, corruption=Corruption(MASK, V, rate=0.2, protected=tuple(special)))
-    losses = []
+    schedule = torch.optim.lr_scheduler.LinearLR(optimizer, 1, 0, steps)
     for step in range(steps):
-        batch = batches([{"row": 16 * step + k, "ids": row} for k, row in enumerate(rows(step))])
-        loss = model.loss(batch["input_ids"], batch["labels"], mask)
-        losses.append(loss.item())
+        loss = model.loss(*batch(step), mask)
         optimizer.zero_grad()
         loss.backward()
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         optimizer.step()
-    print(f"{objective:5} {mask!r:16} first {losses[0]:.2f}, mean of the last ten {sum(losses[-10:]) / 10:.2f}")
+        schedule.step()
     return model.eval()
 
 
+def twice(seed, rows=16):
+    document = torch.randint(len(specials), V, (rows, 6), generator=torch.Generator().manual_seed(seed))
+    targets = F.pad(document[:, 1:], (0, 1), value=-100)  # no pair across the two documents
+    return document.repeat(1, 2), targets.repeat(1, 2)  # 2 x (rows, 12)
+
+
 # %%
-print(f"ln {W} = {math.log(W):.2f}")
-for mask in (masks.causal(), masks.bidirectional()):
-    trained("next", mask, random_rows, 80)
+fresh, targets = twice(1_000_000, rows=320)
+count, measured = 320 * 5, {}  # 5 predicted tokens in each document
+for name, mask in {"plain causal": masks.causal(), "documents apart": masks.segments([0] * 6 + [1] * 6)}.items():
+    model = trained(twice, mask, 300)
+    with torch.no_grad():
+        costs = F.cross_entropy(model(fresh, mask).transpose(1, 2), targets, reduction="none")  # (320, 12)
+    measured[name] = costs[:, :6].sum().item() / count, costs[:, 6:].sum().item() / count
+    print(
+        f"{name:15} first document {measured[name][0]:.2f}, second {measured[name][1]:.2f}; ln {W} = {math.log(W):.2f}"
+    )
 
-# %% [markdown] exercise="a3_leak_table"
-# A loss says *that* something leaks. Now find out *where*: change one token, and see whose output moves.
+# %% look="a3_proof"
+{name: second <= proof_threshold(W, count, 1e-6) for name, (_, second) in measured.items()}
+
+# %% [markdown]
+# With the plain causal mask, the second document is copied from the first one. No token attends to a later token, and still the loss does not measure what the model has learned about language. (The threshold is used on the second documents only, because a row with both is not a text of random tokens.)
+
+# %% [markdown] exercise="a3_document_leaks"
+# The loss shows *that* something leaks. Now find out **which document leaks into which**.
 #
-# `model` is a function: ids `(batch, n)` → logits `(batch, n, vocab_size)`. It has no randomness, and the same row gives the same logits to the last bit. `ids` is one row, `(n,)`, int64, of ids below `vocab_size`. Return booleans `(n, n)`: **True at `[i, j]` if `j > i` and the logits at `i` change, be it by one bit, when the token at `j` is exchanged for some other**, all else as in `ids`. False everywhere else. The vocabularies are small: you can afford to try every token.
+# - `model(ids, documents)` takes two tensors `(batch, n)` and gives logits `(batch, n, vocab_size)`. It has no randomness: equal rows give equal logits, bit for bit.
+# - `ids` is one packed row, `(n,)`, int64, with ids below `vocab_size`; `documents` is `(n,)`, from 0 for the first document to `D - 1`. There is no padding.
 #
-# *Predict first:* in an honest model, how many cells are True?
+# Return booleans `(D, D)`: **True at `[a, b]` if `a` and `b` differ and some logits of document `a` change, by even one bit, when one token of document `b` is replaced by another token**. Try all positions and all tokens: the vocabulary is small.
+#
+# *Predict first:* which cells are True for a model with the plain causal mask?
 
-# %% [markdown] hint="a3_leak_table"
-# Three loops: over the positions `j`, over the tokens you put there, and over the positions `i` before `j` (the last one can be one comparison, `!=` and `any` over the vocabulary). Is the row as it was before you make the next change? And is one other token enough, if the model should notice a certain word only?
+# %% [markdown] hint="a3_document_leaks"
+# Loop over the positions `j` and over the tokens that you put there, each time in a fresh copy of `ids`. Compare the logits of all positions with `!=` and `any(-1)`. Which documents have a changed position?
 
 
-# %% answer="a3_leak_table"
-def leak_table(model, ids, vocab_size):
-    """Bool (position, later token): does the output at i depend on the token at j > i?"""
+# %% answer="a3_document_leaks"
+def document_leaks(model, ids, documents, vocab_size):
+    """Bool (D, D): do the logits of document a depend on a token of another document b?"""
     ### BEGIN SOLUTION
-    n = len(ids)
-    base = model(ids[None])[0]  # (n, vocab)
-    table = torch.zeros(n, n, dtype=torch.bool)
-    for j in range(n):
-        for other in range(vocab_size):
+    count = int(documents.max()) + 1
+    base = model(ids[None], documents[None])[0]  # (n, vocab_size)
+    table = torch.zeros(count, count, dtype=torch.bool)
+    for j in range(len(ids)):
+        for token in range(vocab_size):
             changed = ids.clone()
-            changed[j] = other
-            moved = (model(changed[None])[0] != base).any(-1)  # (n,)
-            table[:j, j] |= moved[:j]
-    return table
+            changed[j] = token
+            moved = (model(changed[None], documents[None])[0] != base).any(-1)  # (n,)
+            table[documents[moved], documents[j]] = True
+    return table.fill_diagonal_(False)
     ### END SOLUTION
 
 
 # %% [markdown]
-# Four colleagues hand you their models. All say that theirs is causal.
-
-# %%
-colleagues = [1, 3, 4, 2]  # drawn: colleagues
-models = [mystery(number, n, V) for number in colleagues]
-
-# %% look="a3_leak_table"
-{f"colleague {k}": int(leak_table(model, ids, V).sum()) for k, model in enumerate(models)}
-
-# %% [markdown]
-# Who is honest? Look at one of the others (change the 0): what kind of mistake makes such a pattern? The past is drawn in, so all above the staircase is leak.
-
-# %% look="a3_leak_table"
-mask_figure(leak_table(models[0], ids, V) | torch.ones(n, n).tril().bool(), tokens)
-
-# %% [markdown] exercise="a3_corrupt"
-# A model that looks both ways cannot be asked for the next token. So we **hide** some words and ask for those (masked-language modelling, Devlin et al. 2019, BERT). If it only ever had to answer at a `[MASK]`, it could ignore all other positions; so some hidden words are swapped, and some left as they are:
+# <details><summary>Your prediction: which cells?</summary>
 #
-# - `ids` is one row, `(n,)`, int64; `special` a list of ids, `mask_id` among them. All ids from 0 to `vocab_size - 1` that are not in `special` are **ordinary**.
-# - Every ordinary token of the row is **chosen** by a coin of its own, with probability `rate`. Special tokens never are. If the coins choose nobody, and the row has an ordinary token, one of them is chosen at random, all equally likely. A row without any stays as it is.
-# - What becomes of a chosen token: with probability 0.8 `mask_id`; with 0.1 a random ordinary id, all equally likely (it may happen to be the same); with 0.1 it stays.
-# - Return `(inputs, targets)`, both `(n,)`, int64: what the model reads; and the original token at **every chosen** position, `-100` elsewhere. Leave `ids` as it is.
-# - `rng` is a `torch.Generator`. Draw everything with it: `torch.rand(n, generator=rng)`, `torch.randint(..., generator=rng)`.
-
-# %% [markdown] hint="a3_corrupt"
-# One draw of `torch.rand(n)` decides who is chosen, another one what becomes of each: cut the line from 0 to 1 into three pieces. Make the targets while you still have the original. Random ordinary ids: draw places in a list of them, and not ids.
-
-
-# %% answer="a3_corrupt"
-def corrupt(ids, special, mask_id, vocab_size, rate, rng):
-    """One row (n,) -> inputs (n,), targets (n,): 80/10/10, targets -100 where nothing is asked."""
-    ### BEGIN SOLUTION
-    ordinary = torch.tensor([i for i in range(vocab_size) if i not in special])
-    may = torch.isin(ids, ordinary)
-    chosen = (torch.rand(len(ids), generator=rng) < rate) & may
-    if may.any() and not chosen.any():
-        places = may.nonzero()[:, 0]
-        chosen[places[torch.randint(len(places), (), generator=rng)]] = True
-    targets = torch.where(chosen, ids, -100)
-    fate = torch.rand(len(ids), generator=rng)
-    randoms = ordinary[torch.randint(len(ordinary), (len(ids),), generator=rng)]
-    inputs = torch.where(chosen & (fate < 0.8), mask_id, ids)
-    inputs = torch.where(chosen & (fate >= 0.8) & (fate < 0.9), randoms, inputs)
-    return inputs, targets
-    ### END SOLUTION
-
-
-# %% look="a3_corrupt"
-[[vocabulary[i] for i in corrupt(ids, special, MASK, V, 0.3, torch.Generator().manual_seed(s))[0]] for s in range(5)]
-
-# %% [markdown] exercise="a3_mntp_loss"
-# Who names a hidden token? BERT: the position where it stands. A decoder has never named a token anywhere but **from the position before it**, so LLM2Vec (BehnamGhader et al. 2024) asks there: masked next-token prediction, MNTP.
-#
-# Given are `logits` `(batch, n, vocab)`, float, and `targets` `(batch, n)`, int64, as `corrupt` makes them: the hidden token at its own place, `-100` elsewhere. Return the mean loss in nats over all hidden tokens, each named by the logits at the position before it, each counting the same. A hidden **first** token cannot be named by anybody, and is not counted. If nothing is left to be counted, the loss is 0.
-#
-# *Predict first:* which tokens would a model find in its input if you asked hidden positions for the token **after** them?
-
-# %% [markdown] hint="a3_mntp_loss"
-# It is the shift of exercise 1, with other targets. `torch.roll` goes round in a circle; cutting does not. And what does a mean make of nothing at all?
-
-
-# %% answer="a3_mntp_loss"
-def mntp_loss(logits, targets):
-    """(batch, n, vocab), int (batch, n) with -100 -> mean nats of the hidden tokens, named from the position before."""
-    ### BEGIN SOLUTION
-    named = targets[:, 1:]
-    counted = named != -100
-    if not counted.any():
-        return logits.sum() * 0.0  # still a number with a gradient
-    return F.cross_entropy(logits[:, :-1][counted], named[counted])
-    ### END SOLUTION
-
-
-# %% [markdown]
-# <details><summary>Your prediction: which tokens would it find?</summary>
-#
-# All that are not hidden themselves. Each ordinary token has a coin of its own, so beside a hidden token there mostly stands one that is not: without a causal mask the model reads it there, one place to the right, and copies. Its loss would be good for the wrong reason. Asked from the position **before**, it has to name the hidden token itself, and that one is out of its sight, but for the few that `corrupt` leaves as they were.
+# All cells below the diagonal: each document depends on every earlier one.
 #
 # </details>
 #
-# Now the other half of the story: the mask is off, and this model is asked for hidden words of our language, at their own place (MLM). Beside it, its twin with a causal mask, asked for the next word, on the same sentences. *Predict:* which of the two can know the word after the adjective?
-
-
-# %%
-def sentence_rows(step):
-    rng = random.Random(step)
-    return [encode(f"the {rng.choice(adjectives)} {rng.choice(scenes)}").tolist() for _ in range(16)]
-
-
-writer = trained("next", masks.causal(), sentence_rows, 80)
-reader = trained("mlm", masks.bidirectional(), sentence_rows, 200)
+# Four colleagues give you their models. Each of them claims to keep the documents apart. How many cells are True?
 
 # %%
-hidden = ids.clone()
-hidden[3] = MASK
-with torch.no_grad():
-    guesses = {
-        "the reader, from both sides": reader(hidden[None], masks.bidirectional())[0, 3],
-        "the writer, from the left": writer(ids[None, :3], masks.causal())[0, 2],
-    }
-print(" ".join(vocabulary[i] for i in hidden.tolist()))
-for who, logits in guesses.items():
-    best = logits.softmax(-1).topk(3)
-    shown = [f"{vocabulary[i]} {p:.0%}" for p, i in zip(best.values.tolist(), best.indices.tolist(), strict=True)]
-    print(f"{who:28} {', '.join(shown)}")
+colleagues = [1, 3, 4, 2]  # drawn: colleagues
+models = [mystery(number, V) for number in colleagues]
 
-# %% [markdown] exercise="a3_pseudo_perplexity"
-# How surprising is a sentence to a model that looks both ways? It gives no probability to a sentence as a whole, so Salazar et al. (2020) hide **one word at a time**, all others in sight, and ask for it.
+# %% look="a3_document_leaks"
+{f"colleague {k}": int(document_leaks(model, packed, documents, V).sum()) for k, model in enumerate(models)}
+
+# %% [markdown]
+# One of them is right. Read the tables of the others (replace the 0): a row is the document that depends, a column the document that it depends on. Which bug can make such a table?
+
+# %% look="a3_document_leaks"
+torch.as_tensor(document_leaks(models[0], packed, documents, V)).int()
+
+# %% [markdown]
+# <details><summary>Answer</summary>
 #
-# - `model` is a function: ids `(batch, n)` → logits `(batch, n, vocab)`. `ids` is one row, `(n,)`, int64; `mask_id` an id; `special` a list of ids, `mask_id` among them.
-# - A **word** is a position whose token is not in `special`; there is at least one. A token that occurs twice is two words. Special tokens are neither hidden nor counted, but stay in the input.
-# - For each word: put `mask_id` in its place, leave all others as they are, and run the model. The word costs `-ln p`, where `p` is the probability that the logits **at this very place** give to the word that stood there. (This is MLM. The seat before, as in exercise 5, is MNTP.)
-# - The **pseudo-perplexity** is *e* to the **mean** of these costs. Return it, a number: 1 if the model is sure of every word and right, `vocab` if to it all tokens are equally likely.
+# - Each document depends on the one before it: the boundary between two documents is off by one.
+# - One document depends on all others: one row of the mask is open in one layer.
+# - A single cell: one position attends to one token of another document.
+#
+# </details>
 
-# %% [markdown] hint="a3_pseudo_perplexity"
-# A loop over the words: copy the row, hide one, run the model on `hidden[None]` (it wants a batch), note the cost. `log_softmax` over the vocabulary gives ln p. Or a batch with one row per hidden word. Once all costs are there, two steps are left: which one comes first?
+# %% [markdown] exercise="a3_infill"
+# A causal model can use the right context **without losing its mask**: move a span to the end of the row, and predict it there, after all the rest (Raffel et al. 2020, T5; Fried et al. 2022, InCoder).
+#
+# - `ids` is `(n,)`, int64. `spans` is a list of `(start, stop)` from left to right, not touching; `stop` is not included.
+# - `sentinels` is a list of ids, one for each span or more; `end` is an id.
+# - **Inputs**: the text with one sentinel in place of each span; then, for each span, its sentinel again and its tokens.
+# - **Targets** (`targets[i]` is predicted at position `i`): the tokens of each span, and `end` after its last one. All other positions get -100.
+#
+# Return `(inputs, targets)`. Example: for `ids` 5 6 7 8 9, spans `[(1, 3)]`, sentinels `[1]` and `end` 0, the inputs are 5 1 8 9 1 6 7; the targets are four times -100, then 6 7 0.
+
+# %% [markdown] hint="a3_infill"
+# Build two lists, one for the text and one for the moved spans, in a loop over `zip(spans, sentinels)`. Remember where the text goes on after a span. The moved part of a span is `[sentinel, *tokens]`, and its targets are `[*tokens, end]`.
 
 
-# %% answer="a3_pseudo_perplexity"
-def pseudo_perplexity(model, ids, mask_id, special):
-    """A function ids -> logits, one row (n,) -> e to the mean cost of its words, each hidden alone."""
+# %% answer="a3_infill"
+def infill(ids, spans, sentinels, end):
+    """One row (n,) -> inputs and targets of a causal model, two rows of the same length."""
+    ### BEGIN SOLUTION
+    ids, text, moved, targets, last = ids.tolist(), [], [], [], 0
+    for (start, stop), sentinel in zip(spans, sentinels, strict=False):
+        text += [*ids[last:start], sentinel]
+        moved += [sentinel, *ids[start:stop]]
+        targets += [*ids[start:stop], end]
+        last = stop
+    text += ids[last:]
+    return torch.tensor(text + moved), torch.tensor([-100] * len(text) + targets)
+    ### END SOLUTION
+
+
+# %% [markdown]
+# The inputs, and the tokens that are predicted:
+
+# %% look="a3_infill"
+[" ".join(decode(i for i in row if i >= 0)) for row in infill(ids, [(0, 2), (5, 6)], [A, B], SEP)]
+
+# %% [markdown] exercise="a3_order_masks"
+# **Permutation language modelling** (Yang et al. 2019, XLNet) predicts the tokens of a text in any order, so each token can have context on both sides. `order` lists the positions as they are predicted: with `[2, 0, 1]`, position 2 is first, then 0, then 1.
+#
+# Token `i` is predicted **at position `i`**. So each position has two states, with a mask each:
+#
+# - **content** attends to the tokens that are predicted earlier, and to its own token. Other positions use this state.
+# - **query** attends to the tokens that are predicted earlier only. The logits are computed from this state.
+#
+# Return `(content, query)`, both booleans `(n, n)`: row = the position that attends, True = may attend. Example: with `[2, 0, 1]`, row 0 of content is True at 0 and 2, row 0 of query only at 2.
+
+# %% [markdown] hint="a3_order_masks"
+# You need the **rank** of each position: when is it predicted? `order` is the inverse of that: `rank[order[k]] = k`. Then compare `rank[:, None]` with `rank`.
+
+
+# %% answer="a3_order_masks"
+def order_masks(order):
+    """A permutation of 0 .. n - 1 -> (content, query), both bool (n, n)."""
+    ### BEGIN SOLUTION
+    rank = torch.empty(len(order), dtype=torch.long)
+    rank[torch.tensor(order)] = torch.arange(len(order))
+    return rank[:, None] >= rank, rank[:, None] > rank
+    ### END SOLUTION
+
+
+# %%
+order = random.Random(1).sample(range(n), n)
+print("order:", [decode(ids)[i] for i in order])
+
+# %% look="a3_order_masks"
+mask_figure(dict(zip(["content", "query"], order_masks(order), strict=True)), decode(ids))
+
+# %% [markdown]
+# This does not leak in deeper layers either: if `k` is predicted before `j`, and `j` before `i`, then `k` is predicted before `i`. With the order 0, 1, 2, ... content is the causal mask.
+
+# %% [markdown] exercise="a3_word_perplexity"
+# The pseudo-perplexity of lesson 06 hides **one token at a time**. Inside a word, that is a leak: `##tha` gives `Mar` away, and `Mar` gives `##tha` away. Kauf and Ivanova (2023) therefore hide a token **together with the later tokens of its word**.
+#
+# - `model(ids)` takes `(batch, n)` and gives logits `(batch, n, vocab)`. `ids` is one row, `(n,)`, int64; `mask_id` is an id.
+# - `words` is `(n,)`, int64: the number of a token's word, or -1 for a token that is neither hidden nor counted. The tokens of a word are neighbours.
+# - For each token with a word: put `mask_id` in its place and in the places of the **later tokens of its word**. All others stay. The cost is $-\ln p$, where $p$ is the probability of the token in the logits **at its own position**.
+#
+# Return *e* to the power of the **mean** cost, a number.
+
+# %% [markdown] hint="a3_word_perplexity"
+# Loop over the positions `i` with `words[i] >= 0`. The places to hide: `words == words[i]` and not before `i`. `log_softmax(-1)` of the logits at `i` gives $\ln p$.
+
+
+# %% answer="a3_word_perplexity"
+def word_perplexity(model, ids, words, mask_id):
+    """A function ids -> logits, and one row (n,) with its words (n,) -> e to the mean cost of its tokens."""
     ### BEGIN SOLUTION
     costs = []
     for i in range(len(ids)):
-        if int(ids[i]) not in special:
-            hidden = ids.clone()
-            hidden[i] = mask_id
+        if words[i] >= 0:
+            hide = (words == words[i]) & (torch.arange(len(ids)) >= i)
+            hidden = torch.where(hide, mask_id, ids)
             costs.append(-model(hidden[None])[0, i].log_softmax(-1)[ids[i]])
     return torch.stack(costs).mean().exp()
     ### END SOLUTION
 
 
 # %% [markdown]
-# Our sentence, one that begins with our scene and ends with another, and the words in reverse order. *Predict the order of the three.*
+# We train a bidirectional model on our language with MLM. Each name and each scene is equally likely. *Predict:* which of the two scores is lower?
 
 
 # %%
+collate = Collator("mlm", pad_id=SEP, corruption=Corruption(MASK, V, rate=0.5, protected=(SEP, MASK, A, B)))
+
+
+def hidden_words(step):
+    rng = random.Random(step)
+    rows = [encode(f"{rng.choice(names)} {rng.choice(scenes)}").tolist() for _ in range(16)]
+    batch = collate([{"row": 16 * step + k, "ids": row} for k, row in enumerate(rows)])
+    return batch["input_ids"], batch["labels"]
+
+
+reader = trained(hidden_words, masks.bidirectional(), 350)
+
+
 @torch.no_grad()
 def read(ids):
     return reader(ids, masks.bidirectional())
 
 
-mixed = " ".join([*sentence.split()[:3], *scenes[-1].split()[1:]])
-texts = [sentence, mixed, " ".join(reversed(sentence.split()))]
+# %%
+scores = {"each token alone": [0, 1], "word by word": [0, 0]}  # the words of the name; nothing else is scored
+scored = {kind: torch.tensor(words + [-1] * (n - 2)) for kind, words in scores.items()}
 
-# %% look="a3_pseudo_perplexity"
-{text: round(float(pseudo_perplexity(read, encode(text), MASK, special)), 1) for text in texts}
+# %% look="a3_word_perplexity"
+{kind: round(float(word_perplexity(read, ids, words, MASK)), 2) for kind, words in scored.items()}
 
 # %% [markdown]
-# Read the numbers as "as if it had to guess among so many words". Our sentence costs little: only its adjective is anybody's guess. In the second one each end speaks against the other, so the reader is surprised at both. In the third hardly a word stands where the reader has ever met it: it is sure of other words, and does worse than somebody who guesses among the whole vocabulary.
+# Nothing in the text tells which of the six names it is. The right probabilities cost $\ln 6$ nats for the first token of the name and 0 for the second: a score of $e^{(\ln 6) / 2} \approx 2.4$. Token by token, the score is near 1, because each half of the name gives the other half away. (After so few steps, our model is a little worse than that.)
 #
-# **What you have now.** A loss that asks the right question at the right place; a threshold below which a loss is a proof, and no praise; a table that shows where the future gets in; and a way to train without a causal mask in which the answer is out of sight. The reader knows who did it because it has seen what was done and where. It was never asked to continue a text, and nothing here says that it could. That trade is what the rest of the course is about.
+# **What you have now.** The rule of lesson 05 in six forms: which pairs count in a packed row, how low a loss may be by luck, which document leaks into which, an objective that keeps the causal mask, one that replaces it by any order, and a score in which a word does not give itself away.

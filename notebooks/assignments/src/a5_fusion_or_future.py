@@ -9,65 +9,71 @@
 # %% [markdown]
 # # A5 · Fusion or future attention
 #
-# **Two ideas bend attention, and both rest on one softmax over two kinds of keys.** *Fusion* reads one question in several wordings, kept apart, and answers once. *Future attention* gives every position learned columns that stand for the words to come, and never lets it see them.
+# **Two methods change which keys a query attends to, and both compute one softmax over two kinds of keys.** *Fusion* reads one question in several wordings and answers once. *Future attention* gives each position learned columns in place of later tokens.
 #
-# Exercises 1 and 2 are for all. Then **choose a track**: *fusion*, exercises 3 to 7, or *future*, exercises 8 to 12. Both give the same points. Try both if you like: the better one counts. Either ends with a test that you write yourself, and that we then attack.
+# Do exercises 1 and 2, then **choose a track**: *fusion* (3 to 7) or *future* (8 to 12). If you do both, the better one counts. You will have built a mask, an identity of softmax, the parts of one method, and a test for it that we attack with faulty implementations.
+#
+# | | |
+# |---|---|
+# | **You need** | lesson `15_paraphrase_fusion` (fusion) or `16_future_attention` (future) |
+# | **Time and points** | 90 minutes, 30 points, seven exercises on each track |
+#
+# After each exercise, a check states the probable cause of a mistake. Cells with `check.look` show what your function returns, once you have written it.
 
 # %%
 import math
 
 import torch
 
-from labkit import masks
 from labkit.course.a5 import engine, model
 from labkit.viz import mask_figure
 
 # %% [markdown]
-# One question in three wordings goes with us, between a shared **prefix** and a **cue**, after which the answer begins. Each wording is a **segment**:
+# One instruction, two wordings of one question, and a beginning of an answer after each wording. These are the five **segments** of a tree:
 
 # %%
 wordings = ["Spain's capital is ?", "From which city is Spain governed ?"]  # drawn: wordings
 seed = 3  # drawn: seed
 
-prefix, cue = ["In", "brief", ":"], ["Answer", ":"]
-segments = [wording.split() for wording in wordings]
-lengths = [len(segment) for segment in segments]
-tokens = [*prefix, *sum(segments, []), *cue]
-len(prefix), lengths, len(cue)
+segments = ["In brief :", wordings[0], wordings[1], "Answer :", "Answer :"]
+parents = [-1, 0, 0, 1, 2]  # the segment that each segment continues; -1: none
+lengths = [len(segment.split()) for segment in segments]
+tokens = " ".join(segments).split()
+list(zip(segments, parents, lengths, strict=True))
 
-# %% [markdown] exercise="a5_segment_mask"
-# Lay all tokens in one row: the prefix, then the segments one after the other, then the tail (our cue). Who may attend to whom?
+# %% [markdown] exercise="a5_tree_mask"
+# Prompts often share their beginning: one text, several questions about it, several answers to each question. In a **tree** of segments, a shared beginning is computed only once (Miao et al. 2024, SpecInfer).
 #
-# - The **prefix** is plain causal text.
-# - A **segment** sees the prefix and itself, causally, and no other segment.
-# - The **tail** sees the prefix, all segments, and itself, causally.
+# All segments are in one row, in the order of their numbers. Segment `s` has `lengths[s]` tokens and continues its parent, the segment `parents[s]`, which has a smaller number; -1 means that it continues none. A token attends to
 #
-# Given the number of tokens of each, return the table: booleans, shape `(n, n)` with `n = prefix + sum(lengths) + tail`, row = query, `True` = may look.
+# - its own segment, up to itself,
+# - all tokens of the parent of its segment, of the parent's parent, and so on,
+# - nothing else.
 #
-# *Predict first:* how many keys does the first token of the second segment see?
+# Return booleans `(n, n)` with `n = sum(lengths)`; row = query, True = may attend. Example: with `parents = [-1, 0, 0, 1]` and `lengths = [2, 1, 1, 1]`, the last token attends to tokens 0, 1, 2 and 4.
 
-# %% [markdown] hint="a5_segment_mask"
-# Every table here is causal, with holes. Begin with the causal one: which rectangles must be emptied? A segment that begins at `start` and has `length` tokens owns the rows `start : start + length`. Which columns of these rows are other segments?
+# %% [markdown] hint="a5_tree_mask"
+# First make a table of segments: which segments does segment `s` attend to? Those of its parent, and itself. Because parents come first, one loop is enough. Then index the table with the segment of each token, and keep the causal triangle.
 
 
-# %% answer="a5_segment_mask"
-def segment_mask(prefix, lengths, tail):
-    """Whole numbers, with a list of lengths -> bool (n, n): may query i look at key j?"""
+# %% answer="a5_tree_mask"
+def tree_mask(parents, lengths):
+    """Two lists of whole numbers, one for each segment -> bool (n, n): may query i attend to key j?"""
     ### BEGIN SOLUTION
-    n, start = prefix + sum(lengths) + tail, prefix
-    mask = torch.ones(n, n).tril().bool()
-    for length in lengths:
-        mask[start : start + length, prefix:start] = False  # the segments before it
-        start += length
-    return mask
+    reach = torch.eye(len(parents)).bool()  # (segments, segments)
+    for segment, parent in enumerate(parents):
+        if parent >= 0:
+            reach[segment] |= reach[parent]
+    owner = torch.arange(len(lengths)).repeat_interleave(torch.tensor(lengths))  # (n,)
+    return reach[owner][:, owner].tril()
     ### END SOLUTION
 
 
-# %% look="a5_segment_mask"
-mask_figure(segment_mask(len(prefix), lengths, len(cue)), tokens)
+# %% look="a5_tree_mask"
+mask_figure(tree_mask(parents, lengths), tokens)
 
 # %% [markdown]
-# The tail has a mixed crowd of keys before it. Suppose that each group of them has been looked at **by itself**, as if the others were not there. `attend` gives what such a look gives: the output, and with it the logarithm of the sum that the softmax divided by, the **log-sum-exp** (`lse`): how much the group weighed before it was scaled to one. (In `attend` and in the fusion track, queries are divided by $\sqrt d$ already.)
+# Now let one query attend to several groups of keys, each group **by itself**. `attend` returns the output and the logarithm of the sum in the denominator of the softmax, the **log-sum-exp** (`lse`). (In `attend` and in the fusion track, queries are already divided by $\sqrt d$.)
 
 
 # %%
@@ -78,14 +84,17 @@ def attend(query, key, value, bias=0.0):
 
 
 # %% [markdown] exercise="a5_merge"
-# From two such results, `(output, lse)` of one group and `(output, lse)` of another, make the `(output, lse)` of **one softmax over both groups together**, without seeing a single key. Outputs have the shape `(..., n, e)`, each `lse` has `(..., n)`.
+# You get `(output, lse)` of one group of keys and `(output, lse)` of another. Return the `(output, lse)` of **one softmax over both groups together**, without the keys. Outputs are `(..., n, e)`, each `lse` is `(..., n)`.
 #
-# It must hold for large scores, too: an `lse` may be 1000, and $e^{1000}$ is beyond any number that a computer holds. And a group may be **without keys** for a query: then its `lse` is minus infinity and its output 0. Where both groups are without keys, so is the result: its `lse` is minus infinity, its output 0.
+# - Scores may be large: an `lse` can be 1000, and $e^{1000}$ overflows.
+# - A group can be **without keys** for a query: then its `lse` is minus infinity and its output 0. If both groups are without keys, so is the result.
 #
-# *Predict first:* one group has one key with a score of 2, the other five keys with a score of 0. Which gets more of the weight?
+# *Predict first:* one group has one key with a score of 2, the other has five keys with a score of 0. Which group gets more weight?
+#
+# *Why it matters:* FlashAttention computes attention in this way, block by block (Dao et al. 2022).
 
 # %% [markdown] hint="a5_merge"
-# An `lse` is a score: that of the group as a whole. What turns two scores into two shares that sum to one? (`torch.stack` makes one dimension of two tensors, `torch.logaddexp` adds in the exponent without leaving it, `nan_to_num` replaces what is no number.)
+# An `lse` is the score of a group as a whole. What turns two scores into two shares that sum to one? (`torch.stack` makes one tensor of two, `torch.logaddexp` adds two numbers that are given as logarithms, `nan_to_num` replaces nan.)
 
 
 # %% answer="a5_merge"
@@ -100,96 +109,101 @@ def merged(first, second):
 
 
 # %%
-def prediction(scores=((2.0,), (0.0,) * 5)):
-    """The share of each group: all values of the first are 1, those of the second 0."""
-    query = torch.ones(1, 1)
-    groups = [
-        attend(query, torch.tensor(each)[:, None], torch.full((len(each), 1), 1.0 - i)) for i, each in enumerate(scores)
-    ]
-    share = merged(*groups)[0].item()
-    return f"one key of score 2: {share:.2f}, five of score 0: {1 - share:.2f}"
+def share_of_first(scores=((2.0,), (0.0,) * 5)):
+    """All values of the first group are 1, those of the second 0, so the output is the share of the first."""
+    keys = [torch.tensor(group)[:, None] for group in scores]
+    one, two = (attend(torch.ones(1, 1), key, torch.full_like(key, 1.0 - i)) for i, key in enumerate(keys))
+    return round(merged(one, two)[0].item(), 2)
 
 
 # %% look="a5_merge"
-prediction()
+share_of_first()
 
 # %% [markdown]
-# **Remember this one.** In the fusion track the groups are segments, in the future track they are the past and the columns. (The same identity lets FlashAttention read keys block by block: Dao et al. 2022, arXiv 2205.14135.)
+# In the fusion track, the groups are segments. In the future track, they are the past and the future.
 #
 # # Track: fusion
 #
-# The mask keeps the wordings apart. Two more things are needed before several wordings make one answer: where they **stand**, and what they **weigh**.
+# The fused prompt of lesson 15 is a prefix, N segments (the wordings) and a cue. A segment attends to the prefix and to itself, and begins at the position where the prefix ends. The cue attends to everything before it, and begins after the longest segment. For the cue, log(1/N) is added to the scores of the segments' keys.
 
-# %% [markdown] exercise="a5_positions"
-# A key carries its position with it, so nothing forbids that several tokens stand at the same one. No wording shall be nearer to the prefix than another for no reason but its place in our list: **every segment begins where the prefix ends**. The tail begins after the end of the **longest** segment, and goes on from there. Return the positions of the row of exercise 1: a tensor of `n` whole numbers, from 0.
+# %% [markdown] exercise="a5_tree_positions"
+# In a tree, a segment should have the positions that it would have in a prompt of its own, with nothing but the segments that it continues. So **each segment begins at the position after the end of its parent**; a segment with the parent -1 begins at 0. Return the positions of all tokens of the row of exercise 1, `(n,)`, whole numbers.
+#
+# Example: with `parents = [-1, 0, 0, 1]` and `lengths = [2, 3, 1, 1]`, the positions are 0 1, 2 3 4, 2, 5.
 
-# %% [markdown] hint="a5_positions"
-# `torch.arange(a, b)` counts from `a` to `b - 1`, `torch.cat` puts rows of numbers one after the other. How many blocks are there, and which number does each begin with?
+# %% [markdown] hint="a5_tree_positions"
+# Keep a list with the end of each segment: where it begins, plus its length. The parent's end is already in it.
 
 
-# %% answer="a5_positions"
-def positions(prefix, lengths, tail):
-    """Whole numbers, with a list of lengths -> long (n,)"""
+# %% answer="a5_tree_positions"
+def tree_positions(parents, lengths):
+    """Two lists of whole numbers, one for each segment -> long (n,)"""
     ### BEGIN SOLUTION
-    end = prefix + max(lengths)
-    inside = [torch.arange(prefix, prefix + length) for length in lengths]
-    return torch.cat([torch.arange(prefix), *inside, torch.arange(end, end + tail)])
+    ends, positions = [], []
+    for parent, length in zip(parents, lengths, strict=True):
+        start = ends[parent] if parent >= 0 else 0
+        ends.append(start + length)
+        positions.append(torch.arange(start, start + length))
+    return torch.cat(positions)
     ### END SOLUTION
 
 
-# %% look="a5_positions"
-list(zip(tokens, positions(len(prefix), lengths, len(cue)).tolist(), strict=True))
+# %% look="a5_tree_positions"
+list(zip(tokens, tree_positions(parents, lengths).tolist(), strict=True))
 
-# %% [markdown] exercise="a5_key_bias"
-# If all `N` segments are copies of one text, they say no more than one. Yet each of their keys is there `N` times, so the prefix loses by it. Return what must be **added to the scores of each key when the tail looks at it**, `(n,)` in `float64` and in the order of exercise 1, so that `N` copies weigh exactly what one weighs: 0 for the keys of prefix and tail, and the same number for the keys of all segments. (Within a segment nothing is added: there it is alone.)
+# %% [markdown] exercise="a5_tree_bias"
+# After the tree comes a cue that attends to **all** of its segments. In lesson 15, the bias log(1/N) makes N copies of a segment weigh as much as one. Do the same for a tree:
 #
-# With `weights`, a list of one positive number for each segment, segments shall weigh in that proportion, and all together still what one weighs: with `[2, 1]` and segments A, B it is as if A, A, B had been read, each at a third. The weights need not sum to one.
+# - Segment 0 is the only one with the parent -1. Its keys have the weight 1.
+# - The segments that continue the same segment share **its** weight equally.
+#
+# Return the logarithm of the weight of each key, `(n,)` in `float64`: the number that is added to its score. Example: with `parents = [-1, 0, 0, 1, 1]`, the weights of the segments are 1, 1/2, 1/2, 1/4, 1/4.
+#
+# *Why it matters:* if all branches are copies, the cue must compute exactly what it computes after one branch.
 
-# %% [markdown] hint="a5_key_bias"
-# A key of score $s$ enters the softmax as $e^{s}$. You want $\frac{1}{N} e^{s}$ instead. Which number, added to $s$, does that? And if the share of a segment is not $\frac{1}{N}$, but some other number?
+# %% [markdown] hint="a5_tree_bias"
+# `parents.count(parents[s])` is the number of segments that share with segment `s`. A loop from the first segment to the last finds each weight from the weight of the parent.
 
 
-# %% answer="a5_key_bias"
-def key_bias(prefix, lengths, tail, weights=None):
-    """-> float64 (n,), to be added to the scores of the keys"""
+# %% answer="a5_tree_bias"
+def tree_bias(parents, lengths):
+    """Two lists of whole numbers, one for each segment -> float64 (n,), to be added to the scores of the keys"""
     ### BEGIN SOLUTION
-    weights = weights or [1.0] * len(lengths)
-    bias = [0.0] * prefix
-    for weight, length in zip(weights, lengths, strict=True):
-        bias += [math.log(weight / sum(weights))] * length
-    return torch.tensor(bias + [0.0] * tail, dtype=torch.float64)
+    weights = []
+    for parent in parents:
+        weights.append(weights[parent] / parents.count(parent) if parent >= 0 else 1.0)
+    return torch.tensor(weights, dtype=torch.float64).log().repeat_interleave(torch.tensor(lengths))
     ### END SOLUTION
 
 
 # %% [markdown]
-# The proof is a number. One query of the tail looks at a prefix of 2 keys and at `N` copies of a segment of 3; the query, keys and values are random. How far is the output from that of one copy, in double precision?
+# A random query attends to a tree: segment 0 with 2 keys, `N` copies of a segment of 3 keys, and `M` copies of a segment of 2 keys after each of them. How far is the output from that of one branch, without a bias and with yours?
 
 
 # %%
-def gap(copies, bias):
+def gap(N, M, with_bias):
     generator = torch.Generator().manual_seed(seed)
-    query, key, value = (torch.randn(n, 8, generator=generator, dtype=torch.float64) for n in (1, 5, 5))
-    one, _ = attend(query, key, value)
-    copied = [torch.cat([each[:2], each[2:].repeat(copies, 1)]) for each in (key, value)]
-    return (attend(query, *copied, bias)[0] - one).abs().max().item()
+    query, key, value = (torch.randn(n, 8, generator=generator, dtype=torch.float64) for n in (1, 7, 7))
+    parents, lengths = [-1] + [0] * N + [1 + i // M for i in range(N * M)], [2] + [3] * N + [2] * N * M
+    bias = tree_bias(parents, lengths) if with_bias else 0.0
+    tree = [torch.cat([x[:2], x[2:5].repeat(N, 1), x[5:].repeat(N * M, 1)]) for x in (key, value)]
+    return (attend(query, *tree, bias)[0] - attend(query, key, value)[0]).abs().max().item()
 
 
-print({n: f"{gap(n, 0.0):.0e}" for n in (1, 2, 5)}, "copies, no bias")
-
-# %% look="a5_key_bias"
-print({n: f"{gap(n, key_bias(2, [3] * n, 0)):.0e}" for n in (1, 2, 5)}, "copies, your bias")
+# %% look="a5_tree_bias"
+{(N, M): [f"{gap(N, M, with_bias):.0e}" for with_bias in (False, True)] for N, M in [(1, 1), (3, 1), (3, 2)]}
 
 # %% [markdown] exercise="a5_two_ways"
-# There is a simpler rival: ask each wording in a prompt of its own, and **average the logits**. Does fusing give anything else? Look at one query and one layer of attention, whose output is read by a matrix:
+# The rival of fusion reads each wording in a prompt of its own and **averages the logits**. Compare the two in the smallest case: one query, and one layer of attention whose output is multiplied by a matrix.
 #
 # - `query` is `(d,)`; `prefix` is a pair of keys `(p, d)` and values `(p, d)`; `segments` is a list of such pairs, of different lengths; `readout` is `(d, vocab)`; all in `float64`.
-# - **averaged**: for each segment, attend to the prefix and to that segment alone, and read out the logits `(vocab,)`. Then take the mean over segments.
-# - **fused**: one softmax over the prefix and all segments, where N copies would weigh as one; then read out.
+# - **averaged**: for each segment, attend to the prefix and to this segment only, and compute the logits `(vocab,)`. Return their mean.
+# - **fused**: one softmax over the prefix and all segments, with the bias log(1/N) for the keys of the segments; then the logits.
 #
-# Return the pair `(averaged, fused)`, each `(vocab,)`.
+# Return `(averaged, fused)`, each `(vocab,)`.
 
 # %% [markdown] hint="a5_two_ways"
-# `attend(query[None], keys, values)` takes and gives one more dimension in front. The fused answer needs the keys of all in one tensor, and a bias for each of them: you have written that function.
+# `attend(query[None], keys, values)` needs and returns one more dimension in front. For the fused answer, concatenate the keys of all groups. You have written a function for the bias: the prefix is segment 0, and all others continue it.
 
 
 # %% answer="a5_two_ways"
@@ -198,53 +212,44 @@ def two_ways(query, prefix, segments, readout):
 
     ### BEGIN SOLUTION
     def logits(groups, bias=0.0):
-        keys, values = (torch.cat(each) for each in zip(*groups, strict=True))
+        keys, values = (torch.cat(parts) for parts in zip(*groups, strict=True))
         return (attend(query[None], keys, values, bias)[0] @ readout)[0]
 
     averaged = torch.stack([logits([prefix, segment]) for segment in segments]).mean(0)
-    bias = key_bias(len(prefix[0]), [len(keys) for keys, _ in segments], 0)
+    bias = tree_bias([-1] + [0] * len(segments), [len(prefix[0]), *(len(keys) for keys, _ in segments)])
     return averaged, logits([prefix, *segments], bias)
     ### END SOLUTION
 
 
 # %% [markdown]
-# Now a case that we can follow by hand. Every group has one key, and its value says who it is. The prefix has a score of 1, the three wordings have 1, 3 and 1: the second one fits the query best. **Predict:** which way listens to it more?
+# A case that you can check by hand: each group has one key, and its value is a unit vector, so an output shows the weights of the groups. The prefix has a score of 1, the three wordings have 1, 3 and 1. *Predict:* which method gives wording 2 more weight?
 
 
 # %%
-def who_is_heard(scores=(1.0, 1.0, 3.0, 1.0)):
+def weights_of_groups(scores=(1.0, 1.0, 3.0, 1.0)):
     eye = torch.eye(4, dtype=torch.float64)
     groups = [(score * eye[[0]], eye[[i]]) for i, score in enumerate(scores)]
-    averaged, fused = two_ways(eye[0], groups[0], groups[1:], eye)
-    alone = [
-        attend(eye[[0]], torch.cat([groups[0][0], key]), torch.cat([groups[0][1], value])) for key, value in groups[1:]
-    ]
-    shares = torch.cat([lse for _, lse in alone]).softmax(0)  # (3 wordings,)
-    by_shares = shares @ torch.cat([output for output, _ in alone])
-    print(f"{'':21}{'prefix':>8}{'1':>8}{'2':>8}{'3':>8}")
-    rows = {
-        "averaged": averaged,
-        "fused": fused,
-        "softmax of the lse": [None, *shares],
-        "averaged with these": by_shares,
-    }
-    for way, heard in rows.items():
-        print(f"{way:21}" + "".join(" " * 8 if each is None else f"{float(each):8.2f}" for each in heard))
+    alone = [attend(eye[[0]], *map(torch.cat, zip(groups[0], group, strict=True))) for group in groups[1:]]
+    shares = torch.cat([lse for _, lse in alone]).softmax(0)  # of the three prompts
+    rows = dict(zip(["averaged", "fused"], two_ways(eye[0], groups[0], groups[1:], eye), strict=True))
+    rows |= {"shares": shares, "with these shares": shares @ torch.cat([output for output, _ in alone])}
+    for name, row in rows.items():
+        print(f"{name:18}", [round(weight, 2) for weight in row.tolist()])
 
 
 # %% look="a5_two_ways"
-who_is_heard()
+weights_of_groups()
 
 # %% [markdown]
-# The second row and the last are the same: fusing *is* an average of the separate answers. But the shares are not 1/N. They are the softmax of the prompts' `lse`, so each query listens most to the wording that has most to say to it. (Exercise 2, read backwards.) Whether that makes better answers is another question. On two models and two sets of facts, `fuse` was nowhere told apart from `logit-average` when relations and questions are drawn anew: see the repository's `benchmarks/results/fusion_quality.md`.
+# Each row has the weights of the prefix and of wordings 1 to 3; *shares* is the softmax of the `lse` of the three prompts. An average of the separate outputs *with these shares* is equal to *fused*. So fusion in one layer **is** an average, but its shares are not 1/N: each query gives more weight to the wording that fits it better. Better answers do not follow: in lesson 15, fusion and averaged logits do not differ significantly.
 
 # %% [markdown] exercise="a5_joined_cache"
-# A fast engine needs no mask between segments. It reads the rows `prefix + segment` as a **batch**, in which no row sees another anyway, padded at the end to the same length. Then it lays their keys and values side by side, once, for the tail to look at.
+# A fast engine needs no mask between segments. It reads the rows `prefix + segment` as a **batch**, where rows do not attend to each other, with padding at the end. Then it joins their keys and values into one cache, to which the cue attends.
 #
-# `keys` and `values` are `(N, heads, prefix + longest, d)`; row `b` holds the prefix (the same in each row), then `lengths[b]` tokens of its segment, then pads. Return `(keys, values)`, each `(1, heads, prefix + sum(lengths), d)`: the prefix **once**, then the segments in order, no pads.
+# `keys` and `values` are `(N, heads, prefix + longest, d)`. Row `b` has the prefix (the same in each row), then the `lengths[b]` tokens of its segment, then padding. Return `(keys, values)`, each `(1, heads, prefix + sum(lengths), d)`: the prefix **once**, then the segments in order, without padding.
 
 # %% [markdown] hint="a5_joined_cache"
-# Cut each row before you put it in: from where to where are its segment's tokens? Then `torch.cat`, along which dimension?
+# Cut each row before you join: from where to where are the tokens of its segment? Then use `torch.cat`. Along which dimension?
 
 
 # %% answer="a5_joined_cache"
@@ -262,20 +267,20 @@ def joined(keys, values, prefix, lengths):
 
 
 # %% [markdown] exercise="a5_identity"
-# Mask, positions, bias, cue: each can be wrong without any error. So write the test, `is_sound(engine, model)`, a boolean: `True` for an engine that fuses as described above, `False` for one that does not. You get
+# Mask, positions, bias and cue can each be wrong without an error. Write the test `is_sound(engine, model)`: it returns True for an engine that computes the fused prompt (see the beginning of this track), and False for one that does not. You get
 #
 # - `engine(prefix, segments, cue)`: lists of token ids, `segments` a list of lists → the logits of the next token, `(vocab,)`;
-# - `model(ids)`: the plain causal model under it, whole numbers `(1, n)` → logits `(1, n, vocab)`.
+# - `model(ids)`: the plain causal model that it uses, whole numbers `(1, n)` → logits `(1, n, vocab)`.
 #
-# Ids run from 0 to 39; prefix, segments and cue need a token each at least, and all together at most 48. Everything is computed in float64: what is less than `1e-9` apart is the same, and what a fault changes is far more. Nine faulty engines are waiting for you, and a sound one that must not be accused.
+# Ids are 0 to 39. Prefix, cue and each segment need at least one token; all together at most 48. In float64, results that differ by less than `1e-9` are equal; a fault changes results by far more. Your test must reject nine faulty engines and accept a sound one.
 
 # %% [markdown] hint="a5_identity"
-# What do you know of a right answer without computing it? What must come out for one segment? For copies, two or five? For the same segments in another order? And what must *not* stay the same? Choose segments of different lengths.
+# What must the result be for one segment? For two or five copies of it? For the same segments in another order? And what must *not* stay the same? Choose segments of different lengths.
 
 
 # %% answer="a5_identity"
 def is_sound(engine, model):
-    """Does this engine fuse? -> True or False"""
+    """Does this engine compute the fused prompt? -> True or False"""
     ### BEGIN SOLUTION
     prefix, cue = [1, 2, 3], [4, 5]
     segments = [[11, 7], [30, 8, 22, 9], [17, 6, 25]]
@@ -283,17 +288,17 @@ def is_sound(engine, model):
     def same(one, other):
         return bool((one - other).abs().max() < 1e-9)
 
-    for each in segments:
-        plain = model(torch.tensor([[*prefix, *each, *cue]]))[0, -1]
-        if not all(same(engine(prefix, [each] * copies, cue), plain) for copies in (1, 2, 5)):
+    for segment in segments:
+        plain = model(torch.tensor([[*prefix, *segment, *cue]]))[0, -1]
+        if not all(same(engine(prefix, [segment] * copies, cue), plain) for copies in (1, 2, 5)):
             return False
     together = engine(prefix, segments, cue)
     if not same(engine(prefix, segments[::-1], cue), together) or not same(
         engine(prefix, segments[1:] + segments[:1], cue), together
     ):
         return False
-    for i, each in enumerate(segments):  # every one of them matters
-        changed = [*segments[:i], [(token + 1) % 40 for token in each], *segments[i + 1 :]]
+    for i, segment in enumerate(segments):  # the result depends on every segment
+        changed = [*segments[:i], [(token + 1) % 40 for token in segment], *segments[i + 1 :]]
         if same(engine(prefix, changed, cue), together):
             return False
     return True
@@ -301,168 +306,165 @@ def is_sound(engine, model):
 
 
 # %% [markdown]
-# Try it on some engines, and on one that is no fusion at all: it **averages** the logits of separate prompts. **Predict:** does your test notice?
+# Try your test on a sound engine, on three faulty ones, and on one that does not fuse: it **averages** the logits of separate prompts. *Predict:* does your test reject it?
 
 
 # %%
 def averaging(prefix, segments, cue):
-    plain = model("causal", seed)
-    return torch.stack([plain(torch.tensor([[*prefix, *each, *cue]]))[0, -1] for each in segments]).mean(0)
+    rows = [torch.tensor([[*prefix, *segment, *cue]]) for segment in segments]
+    return torch.stack([model("causal", seed)(row)[0, -1] for row in rows]).mean(0)
 
 
-def verdicts():
-    engines = {kind: engine(kind, seed) for kind in ("right", "causal", "go on", "no bias")}
-    tried = engines | {"averaging": averaging}
-    return {kind: is_sound(each, model("causal", seed)) for kind, each in tried.items()}
-
+engines = {kind: engine(kind, seed) for kind in ("right", "causal", "go on", "no bias")} | {"averaging": averaging}
 
 # %% look="a5_identity"
-verdicts()
+{kind: is_sound(each, model("causal", seed)) for kind, each in engines.items()}
 
 # %% [markdown]
-# <details><summary>Your prediction: does your test notice?</summary>
+# <details><summary>Your prediction: does your test reject it?</summary>
 #
-# Not the experiments of the hint. Averaging gives one prompt's logits for one segment, and the same for its copies; no order changes a mean; and every segment has its part in it. So a test made of these says `True`.
-#
-# What gives it away is where it differs from fusing (exercise 5): its shares are always 1/N. So for two **different** segments its answer is exactly the mean of what `model` says of each alone; that of a fused answer is not, as there each query listens most to the wording that has most to say to it. One more experiment, then, and this rival is caught. Only this one: whoever takes other shares, but still those of whole prompts, comes through again.
+# Not with the experiments of the hint. Averaging gives the logits of one prompt for one segment and for its copies, does not depend on the order, and depends on every segment. To reject it, test a difference: for two **different** segments, its result is exactly the mean of the two results of `model`, and a fused result is not (exercise 5).
 #
 # </details>
 #
-# **What you have now.** Averaging is right about one prompt, about copies and about order, and the test of our solution lets it pass. Does yours? Identities are what a right engine must satisfy, and not what makes it right: no list of them is ever complete. That is why labkit's tests of its engines also measure the hidden states inside the model. Notebook 15 lists the faults of the public experiment behind this idea.
+# **What you have now.** A sound engine satisfies these properties, but an engine that satisfies them need not be sound: averaging passes the test of our solution. That is why labkit's own tests also measure the hidden states inside the model.
 #
 # # Track: future
 #
-# A causal position has few keys at the beginning of a text, and none ahead. Give it learned keys and values that **stand for** the next `dim` positions, the *columns*: one for each absolute position, made of no token. One softmax runs over the past and the columns.
+# Lesson 16 gives each position learned keys and values, the *columns*, in place of the next `dim` tokens. One softmax runs over the past and the columns.
 
 # %%
-text = segments[1]  # the second wording goes with us
+text = wordings[1].split()
 n = len(text)
 text
 
-# %% [markdown] exercise="a5_columns"
-# Which columns does a position have? Position `i` has those of the `dim` positions **after** it, `i + 1` to `i + dim`, as far as there are any: the columns end with the **context**, the longest text that the model can read. They do *not* end with the text at hand. A position that could count its columns would know how much text is to come, and that is a look into the future.
+# %% [markdown] exercise="a5_block_columns"
+# Let one column stand for a **block** of positions, to save parameters: the context (the longest text that the model can read) is cut into blocks of `size` positions, and block `b` begins at `b * size`. `context` is a multiple of `size`.
 #
-# Return the table for a text of `n` tokens: booleans, shape `(n, context)`, row = query, column = the position that it stands for.
+# Position `i` attends to the columns of the next `dim` blocks that **begin after** `i`, as far as the context has them. This must not depend on what comes after `i`.
 #
-# *Predict first:* the text fills the context. How many columns has its last position?
+# Return booleans `(n, context // size)` for a text of `n` tokens; row = query, column = block. Example: with `context = 12`, `size = 3`, `dim = 2`, positions 0, 1 and 2 attend to blocks 1 and 2, and position 9 attends to none.
 
-# %% [markdown] hint="a5_columns"
-# `torch.arange(context) - torch.arange(n)[:, None]` says for each square how far ahead it lies. Which distances are meant?
+# %% [markdown] hint="a5_block_columns"
+# `i // size` is the block of position `i`. How many blocks is block `b` ahead of it, and which differences are meant? The length `n` of the text is needed for one thing only.
 
 
-# %% answer="a5_columns"
-def columns(n, context, dim):
-    """-> bool (n, context): does query i have the column of position j?"""
+# %% answer="a5_block_columns"
+def block_columns(n, context, size, dim):
+    """-> bool (n, context // size): does query i attend to the column of block b?"""
     ### BEGIN SOLUTION
-    ahead = torch.arange(context) - torch.arange(n)[:, None]
+    ahead = torch.arange(context // size) - torch.arange(n)[:, None] // size
     return (ahead > 0) & (ahead <= dim)
     ### END SOLUTION
 
 
-# %% look="a5_columns"
-mask_figure({"the past": masks.causal().dense(n), "columns, dim 2": columns(n, n, 2)}, text)
+# %% look="a5_block_columns"
+torch.as_tensor(block_columns(n, 12, 2, 2)).int()
 
 # %% [markdown] exercise="a5_parameters"
-# Columns are parameters. In each of the `layers` layers, every position of the context has a free key and a free value, of `width` numbers each (all heads together). If the model gets better, was it the columns, or would any parameters have done? A fair baseline is a plain model of the same size: widen the hidden layer of each of its MLPs. One more unit there has `width` weights in, a bias, and `width` weights out.
+# Columns are parameters. In each of the `layers` layers, every block of the context has a learned key and a learned value of `width` numbers each (all heads together); `dim` is the one of exercise 8. If the model gets better, are the columns the reason, or only the additional parameters? A fair baseline is a plain model of the same size, with wider MLPs. One more hidden unit of an MLP has `width` weights into it, a bias, and `width` weights out of it.
 #
-# Return a pair of whole numbers: how many parameters the columns have, in all layers; and by how many units **each** MLP must be widened so that the plain model comes as near as it can to the same number.
+# Return a pair of whole numbers: the number of parameters of the columns in all layers, and the number of units by which **each** MLP must be widened so that the plain model has a number of parameters that is as near as possible.
 
 # %% [markdown] hint="a5_parameters"
-# Does the number of free columns depend on `dim`? The position 7 has one column: who looks at it? For the second number, compute what one more unit in every layer costs. Nearest may be above or below.
+# Does the number of learned columns depend on `dim`? For the second number, compute what one more unit in every layer costs. The nearest whole number may be above or below the quotient.
 
 
 # %% answer="a5_parameters"
-def column_cost(context, width, layers, dim):
+def column_cost(context, size, width, layers, dim):
     """-> (parameters of all columns, units by which each MLP is wider)"""
     ### BEGIN SOLUTION
-    parameters = layers * 2 * context * width
+    parameters = layers * 2 * (context // size) * width
     return parameters, round(parameters / (layers * (2 * width + 1)))
     ### END SOLUTION
 
 
 # %% look="a5_parameters"
-column_cost(context=1024, width=256, layers=6, dim=50)
+{size: column_cost(context=1024, size=size, width=256, layers=6, dim=4) for size in (1, 16)}
 
 # %% [markdown] exercise="a5_targets"
-# What should the columns contribute? What the future itself would have contributed, had it been seen: at training time we have the text, and can compute it with the mask opened for `dim` positions ahead. Two definitions are in use:
+# Lesson 16 computes the target of the columns from the attention weights. Fast kernels such as FlashAttention return only `(output, lse)`. That is enough. You get two results for the same queries:
 #
-# - **joint**: one softmax over the past (the position itself included) and the `dim` positions ahead. The target is the future's **part** of its output: the sum over the positions ahead alone, with the weights that they have in that softmax.
-# - **difference**: the whole output of that same softmax, less the output of plain causal attention.
+# - `past`: causal attention;
+# - `both`: one softmax over the past and some positions ahead, which differ from query to query.
 #
-# `scores` is `(..., n, n)`, query by key, before any mask; `value` is `(..., n, d)`. Return `(joint, difference)`, each `(..., n, d)`. The last position has no future: both are 0 there.
+# Outputs are `(..., n, d)`, each `lse` is `(..., n)`, and an `lse` can be 1000. Return `(joint, difference)`, each `(..., n, d)`:
 #
-# *Predict first:* can the two point in different directions?
+# - **joint**, the target of lesson 16: the part of the output of `both` that comes from the positions ahead, with the weights that they have in that softmax;
+# - **difference**, another definition: the output of `both` minus the output of `past`.
+#
+# The last query has no position ahead and gets 0 for both. *Predict first:* can the two targets have different directions?
 
 # %% [markdown] hint="a5_targets"
-# Two softmaxes are enough, with minus infinity wherever a query may not look. For one of the targets, set some weights to 0 **after** the softmax, and do not scale the rest. `triu` and `tril` take a second number: the diagonal to begin at.
+# The output of `both` has two parts. The part of the past is the output of `past`, times the share of the past in the softmax of `both`. A share is a quotient of two sums, and you have the logarithms of both sums.
 
 
 # %% answer="a5_targets"
-def targets(scores, value, dim):
-    """(..., n, n), (..., n, d) -> (joint (..., n, d), difference (..., n, d))"""
+def targets(both, past):
+    """((..., n, d), (..., n)) twice -> (joint (..., n, d), difference (..., n, d))"""
     ### BEGIN SOLUTION
-    past = torch.ones(scores.shape[-2:]).tril().bool()
-    open_cells = torch.ones(scores.shape[-2:]).tril(dim).bool()
-    both = scores.masked_fill(~open_cells, -torch.inf).softmax(-1)
-    causal = scores.masked_fill(~past, -torch.inf).softmax(-1)
-    return both.masked_fill(past, 0.0) @ value, (both - causal) @ value
+    (output, total), (causal, part) = both, past
+    share = (part - total).exp()[..., None]  # of the past
+    return output - share * causal, output - causal
     ### END SOLUTION
 
 
 # %% [markdown]
-# Random queries, keys and values for our text. For each position: the cosine between the two targets (1: the same direction, -1: opposite).
+# Random queries, keys and values for our text, with two positions ahead. For each position but the last: the cosine between the two targets.
 
 
 # %%
 def directions(dim=2):
     generator = torch.Generator().manual_seed(seed)
     query, key, value = (torch.randn(n, 8, generator=generator) for _ in range(3))
-    scores = query @ key.T / 8**0.5
-    joint, difference = targets(scores, value, dim)
-    cosines = torch.cosine_similarity(joint, difference, dim=-1)
-    print({token: round(cosine, 2) for token, cosine in list(zip(text, cosines.tolist(), strict=True))[:-1]})
-    past = torch.ones(n, n).tril()
-    both = scores.exp() * torch.ones(n, n).tril(dim)
-    share = 1 - (both * past).sum(1, keepdim=True) / both.sum(1, keepdim=True)  # m, of the future
-    causal = (both * past) @ value / (both * past).sum(1, keepdim=True)
-    print(f"difference against joint - m * causal: {(difference - (joint - share * causal)).abs().max():.0e} apart")
+    closed = [torch.zeros(n, n).masked_fill(torch.ones(n, n).triu(1 + ahead) > 0, -math.inf) for ahead in (dim, 0)]
+    joint, difference = targets(*(attend(query / 8**0.5, key, value, bias) for bias in closed))
+    cosines = torch.cosine_similarity(joint, difference, dim=-1).tolist()
+    return {token: round(cosine, 2) for token, cosine in list(zip(text, cosines, strict=True))[:-1]}
 
 
 # %% look="a5_targets"
 directions()
 
 # %% [markdown]
-# They are not the same. Where the future takes a share $m$ of the weight, the past loses it: as the last line says, the difference is the joint part **less** $m$ times the causal output. Two reports that say "the contribution of the future" may mean different things, so ask which.
+# They differ. If the future has a share $m$ of the weight, the past loses this share: the difference is the joint target minus $m$ times the causal output. So two reports on "the contribution of the future" can mean different things.
 
-# %% [markdown] exercise="a5_losses"
-# How far is a prediction from its target? Return two losses, tensors of one number each, of `guess` and `truth`, both `(batch, heads, n, d)`:
+# %% [markdown] exercise="a5_control_loss"
+# The control of lesson 16 trains columns on the future of **another text**. Here, the texts have different lengths. `guess` and `truth` are `(batch, n, d)`; `lengths` is a list; padding is at the end. A position has a future if its text has a next token.
 #
-# - **MSE**: the mean of the squared differences, over all numbers;
-# - **cosine**: $(1 - \cos) / 2$ of each vector of size `d`, from 0 (the same direction) to 1 (opposite), and the mean over all of them.
+# Return two losses, tensors of one number: the mean of $(1 - \cos) / 2$ over all positions of the batch that count, each with the same weight.
 #
-# The last position has no future, so it is left out of both. And a target is what one aims at: the losses shall teach `guess`, and **no gradient** may flow into `truth`, although it comes out of the same model and may require one.
+# - **own**: the guess of a text and its own target. A position counts if it has a future.
+# - **other**: the guess of text `b` and the target of text `b - 1` (for text 0: of the last text). A position counts if it has a future in **both** texts.
+#
+# The losses train `guess`: **no gradient** may reach `truth`.
 
-# %% [markdown] hint="a5_losses"
-# `torch.nn.functional` has `mse_loss` and `cosine_similarity` (mind its `dim`). A tensor has a method that gives the same numbers without their history.
+# %% [markdown] hint="a5_control_loss"
+# Make a table `(batch, n)` of the positions that have a future. `roll(1, 0)` gives each text the row of the text before it, for the targets and for the table. `torch.cosine_similarity` has a `dim`. `detach()` makes a tensor a constant.
 
 
-# %% answer="a5_losses"
-def future_losses(guess, truth):
-    """(batch, heads, n, d) twice -> (MSE, cosine loss), without the last position, with no gradient into truth"""
+# %% answer="a5_control_loss"
+def control_loss(guess, truth, lengths):
+    """(batch, n, d) twice, and a list -> (loss with the own future, loss with another text's future)"""
     ### BEGIN SOLUTION
-    guess, truth = guess[:, :, :-1], truth[:, :, :-1].detach()
-    near = torch.nn.functional.cosine_similarity(guess, truth, dim=-1)
-    return torch.nn.functional.mse_loss(guess, truth), ((1 - near) / 2).mean()
+    truth = truth.detach()
+    future = torch.arange(guess.shape[1]) < torch.tensor(lengths)[:, None] - 1  # (batch, n)
+
+    def loss(truth, counted):
+        near = torch.cosine_similarity(guess, truth, dim=-1)
+        return ((1 - near) / 2)[counted].mean()
+
+    return loss(truth, future), loss(truth.roll(1, 0), future & future.roll(1, 0))
     ### END SOLUTION
 
 
 # %% [markdown] exercise="a5_causality"
-# A model that peeks gets a wonderful loss, and writes nonsense. So write the test, `is_causal(model)`, a boolean: `True` if **nothing** of what comes after a position, neither the later tokens nor how many there are, changes the output there; `False` if anything does. `model(ids)` takes whole numbers `(batch, n)`, from 0 to 39, with `n` from 1 to 48, and gives logits `(batch, n, vocab)`. There is nothing random in it.
+# A leaking model has a low loss and writes badly, so test a model before you train it. Write `is_causal(model)`. It returns True if **nothing** that comes after a position changes the output there, neither the later tokens nor their number; otherwise False. `model(ids)` takes whole numbers `(batch, n)`, from 0 to 39, with `n` from 1 to 48, and gives logits `(batch, n, vocab)`. It has no randomness.
 #
-# Everything is computed in float64: outputs less than `1e-9` apart are the same. Six models that peek are waiting for you, some of them faintly, far ahead or seldom, and two honest ones that must not be accused.
+# Everything is computed in float64: outputs that differ by less than `1e-9` are equal. Your test must reject six leaking models (some leaks are small, far ahead or rare), and accept two causal ones.
 
 # %% [markdown] hint="a5_causality"
-# Change one token: which outputs may change, and which must not? Do it at every place, in texts that are long enough and not all of one kind. And what should come out for the first tokens of a text, if you cut off the rest?
+# Change one token: which outputs may change, and which may not? Do it at every position, in texts that are long and varied. And what must the outputs of the first tokens be if you cut off the rest?
 
 
 # %% answer="a5_causality"
@@ -482,13 +484,8 @@ def is_causal(model):
     ### END SOLUTION
 
 
-# %%
-def judged(kinds=("causal", "columns", "next", "length")):
-    return {kind: is_causal(model(kind, seed)) for kind in kinds}
-
-
 # %% look="a5_causality"
-judged()
+{kind: is_causal(model(kind, seed)) for kind in ("causal", "columns", "next", "length")}
 
 # %% [markdown]
-# **What you have now.** `length` is the model whose columns end with the text. It never sees a later token, and it is not causal: a test that only changes tokens overlooks it. (One of the two experiments of the hint is enough for all of them. Which one, and why?) Notebook 16 goes on from here: the whole block, its controls, and a comparison whose intervals decide. A first comparison is there (columns help a little, and the future has no part in it): see `docs/future_attention.md`.
+# **What you have now.** In the model `length`, the columns end with the text. No output depends on a later token, but on the number of later tokens, so a test that only replaces tokens accepts it. (One of the two experiments of the hint finds all six leaks. Which one, and why?)

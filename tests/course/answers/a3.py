@@ -1,9 +1,10 @@
 """Answers to A3. RIGHT: a correct one beside the solution. WRONG: words of the message, and what to change in the solution."""
 
 RIGHT = {
-    "a3_next_token_loss": """
-def next_token_loss(logits, ids, real):
-    targets = torch.where(real, ids, -100).roll(-1, 1)
+    "a3_packed_loss": """
+def packed_loss(logits, ids, documents):
+    targets = torch.where(documents >= 0, ids, -100).roll(-1, 1)
+    targets[documents != documents.roll(-1, 1)] = -100
     targets[:, -1] = -100
     return F.cross_entropy(logits.flatten(0, 1), targets.flatten()).item()
 """,
@@ -11,154 +12,131 @@ def next_token_loss(logits, ids, real):
 def proof_threshold(vocab_size, count, chance):
     return (count * math.log(vocab_size) + math.log(chance)) / count
 """,
-    "a3_leak_table": """
-def leak_table(model, ids, vocab_size):
+    "a3_document_leaks": """
+def document_leaks(model, ids, documents, vocab_size):
     n = len(ids)
     rows = ids.repeat(n, vocab_size, 1)
     for j in range(n):
         rows[j, :, j] = torch.arange(vocab_size)
-    moved = model(rows.flatten(0, 1)).unflatten(0, (n, vocab_size)) != model(ids[None])
-    return moved.any(-1).any(1).T.triu(1)
+    rows = rows.flatten(0, 1)
+    moved = model(rows, documents.expand_as(rows)).unflatten(0, (n, vocab_size)) != model(ids[None], documents[None])
+    member = F.one_hot(documents)
+    return (member.T @ moved.any(-1).any(1).T.long() @ member > 0) & ~torch.eye(member.shape[1]).bool()
 """,
-    "a3_corrupt": """
-def corrupt(ids, special, mask_id, vocab_size, rate, rng):
-    coins, fates = (torch.rand(len(ids), generator=rng).tolist() for _ in range(2))
-    ordinary = [i for i in range(vocab_size) if i not in special]
-    inputs, targets = ids.tolist(), [-100] * len(ids)
-    places = [i for i, token in enumerate(inputs) if token not in special]
-    chosen = [i for i in places if coins[i] < rate]
-    if places and not chosen:
-        chosen = [places[int(torch.randint(len(places), (), generator=rng))]]
-    for i in chosen:
-        targets[i] = inputs[i]
-        if fates[i] < 0.8:
-            inputs[i] = mask_id
-        elif fates[i] < 0.9:
-            inputs[i] = ordinary[int(torch.randint(len(ordinary), (), generator=rng))]
-    return torch.tensor(inputs), torch.tensor(targets)
+    "a3_infill": """
+def infill(ids, spans, sentinels, end):
+    inputs, moved, targets = ids.tolist(), [], []
+    for (start, stop), sentinel in list(zip(spans, sentinels))[::-1]:
+        hidden, inputs[start:stop] = inputs[start:stop], [sentinel]
+        moved, targets = [sentinel, *hidden, *moved], [*hidden, end, *targets]
+    return inputs + moved, [-100] * len(inputs) + targets
 """,
-    "a3_mntp_loss": """
-def mntp_loss(logits, targets):
-    costs = []
-    for b, i in (targets != -100).nonzero().tolist():
-        if i > 0:
-            costs.append(logits[b, i - 1].logsumexp(-1) - logits[b, i - 1, targets[b, i]])
-    return sum(costs) / len(costs) if costs else 0.0
+    "a3_order_masks": """
+def order_masks(order):
+    content = torch.zeros(len(order), len(order), dtype=torch.bool)
+    for k, i in enumerate(order):
+        content[i, order[: k + 1]] = True
+    return [content, content & ~torch.eye(len(order)).bool()]
 """,
-    "a3_pseudo_perplexity": """
-def pseudo_perplexity(model, ids, mask_id, special):
-    places = torch.tensor([i for i, token in enumerate(ids.tolist()) if token not in special])
-    rows = ids.repeat(len(places), 1)
-    rows[torch.arange(len(places)), places] = mask_id
-    logits = model(rows)[torch.arange(len(places)), places]
+    "a3_word_perplexity": """
+def word_perplexity(model, ids, words, mask_id):
+    places = (words >= 0).nonzero()[:, 0]
+    hide = (words[places, None] == words) & (torch.arange(len(ids)) >= places[:, None])
+    logits = model(torch.where(hide, mask_id, ids))[torch.arange(len(places)), places]
     return F.cross_entropy(logits, ids[places]).exp()
 """,
 }
 
-NEXT = "F.cross_entropy(logits[:, :-1][counted], named[counted])"
-BY_ROW = "[F.cross_entropy(a[c], b[c]) for a, b, c in zip(logits[:, :-1], named, counted)]"
-SHARE, MOVED = "math.log(1 / chance)", "(model(changed[None])[0] != base).any(-1)"
-TARGETS, SWAPPED = "torch.where(chosen, ids, -100)", "chosen & (fate >= 0.8) & (fate < 0.9)"
-RANDOMS = "ordinary[torch.randint(len(ordinary), (len(ids),), generator=rng)]"
-COINS = "torch.rand(len(ids), generator=rng) < rate"
+NEXT, COUNTED = "F.cross_entropy(logits[:, :-1][counted], targets[counted])", "(here == after) & (after >= 0)"
+BY_ROW = "[F.cross_entropy(a[c], b[c]) for a, b, c in zip(logits[:, :-1], targets, counted)]"
+LUCK, MOVED = "math.log(1 / chance)", "(model(changed[None], documents[None])[0] != base).any(-1)"
+TABLE, LAST = "return table.fill_diagonal_(False)", "F.pad(documents[1:] != documents[:-1], (0, 1), value=True)"
+SPAN, TARGETS = "[sentinel, *ids[start:stop]]", "[*ids[start:stop], end]"
+TEXT, TAIL = "torch.tensor(text + moved)", "torch.tensor([-100] * len(text) + targets)"
+RANK, HIDE = "rank[torch.tensor(order)] =", "(words == words[i]) & (torch.arange(len(ids)) >= i)"
 
 WRONG = {
-    "a3_next_token_loss": [
-        ("Did you shift?", "[:, 1:]", "", "[:, :-1]", ""),
-        ("You cut the last column", "ids[:, 1:]", "ids[:, :-1]"),
+    "a3_packed_loss": [
+        ("Did you shift?", COUNTED, "documents >= 0", "[:, :-1][counted]", "[counted]", "ids[:, 1:]", "ids"),
         ("the token before it", "ids[:, 1:]", "ids[:, :-1]", "logits[:, :-1]", "logits[:, 1:]"),
-        ("shift twice", "[:, 1:]", "[:, 2:]", "[:, :-1]", "[:, :-2]"),
-        ("counts the pads", "[counted]", ".flatten(0, 1)"),
-        ("asked for a pad", "real[:, 1:]", "real[:, :-1]"),
+        ("shift twice", "ids[:, 1:]", "ids[:, 2:]", "[:, :-1]", "[:, :-2]", "documents[:, 1:]", "documents[:, 2:]"),
+        ("across two documents", COUNTED, "(here >= 0) & (after >= 0)"),
+        ("-1 equals -1", " & (after >= 0)", ""),
+        ("counts all pairs", "[counted]", ".flatten(0, 1)"),
         ("mean of row means", NEXT, f"torch.stack({BY_ROW}).mean()"),
-        ("is a sum", "named[counted])", "named[counted], reduction='sum')"),
-        ("pads included", "named[counted])", "named[counted], reduction='sum') / counted.numel()"),
-        ("in bits", "named[counted])", "named[counted]) / math.log(2)"),
+        ("is a sum", "targets[counted])", "targets[counted], reduction='sum')"),
+        ("divided by all pairs", "targets[counted])", "targets[counted], reduction='sum') / counted.numel()"),
+        ("in bits", "targets[counted])", "targets[counted]) / math.log(2)"),
         ("wrong sign", "return ", "return -"),
-        ("Is there another way to it", NEXT, "F.nll_loss(logits[:, :-1][counted].softmax(-1).log(), named[counted])"),
+        ("Use log_softmax", NEXT, "F.nll_loss(logits[:, :-1][counted].softmax(-1).log(), targets[counted])"),
     ],
     "a3_proof": [
-        ("the floor itself", f" - {SHARE} / count", ""),
-        ("above the floor", f" - {SHARE}", f" + {SHARE}"),
-        ("Did you divide", " / count", ""),
-        ("the root of count", "/ count", "/ count**0.5"),
-        ("has base 10", "math.log(1", "math.log10(1"),
-        ("floor is in bits", "math.log(vocab", "math.log2(vocab"),
-        ("the chance itself", SHARE, "chance"),
+        ("threshold is ln V", f" - {LUCK} / count", ""),
+        ("above ln V", f" - {LUCK}", f" + {LUCK}"),
+        ("Divide it by count", " / count", ""),
+        ("square root", "/ count", "/ count**0.5"),
+        ("base 10", "math.log(1", "math.log10(1"),
+        ("base 2", "math.log(vocab", "math.log2(vocab"),
+        ("chance itself", LUCK, "chance"),
+        ("cut off at 0", f"math.log(vocab_size) - {LUCK} / count", f"max(0.0, math.log(vocab_size) - {LUCK} / count)"),
+    ],
+    "a3_document_leaks": [
+        ("is transposed", TABLE, f"{TABLE}.T"),
+        ("True on the diagonal", TABLE, "return table"),
+        ("fresh copy", "ids.clone()", "ids"),
+        ("on earlier documents", TABLE, f"{TABLE}.tril()"),
+        ("only neighbouring", TABLE, f"{TABLE}.tril(1).triu(-1)"),
+        ("compare all logits", MOVED, f"{MOVED} & {LAST}"),
+        ("a single token", "range(vocab_size)", "range(vocab_size - 1)"),
+        ("with a tolerance", MOVED, "~torch.isclose(model(changed[None], documents[None])[0], base).all(-1)"),
+    ],
+    "a3_infill": [
+        ("inputs first", f"{TEXT}, {TAIL}", f"{TAIL}, {TEXT}"),
+        ("still contains the spans", "(text + moved)", "(ids + moved)"),
+        ("has no sentinels", "[*ids[last:start], sentinel]", "ids[last:start]"),
+        ("the whole span", "[*ids[last:start], sentinel]", "[*ids[last:start], *[sentinel] * (stop - start)]"),
+        ("the same sentinel", "zip(spans, sentinels,", "zip(spans, sentinels[:1] * 9,"),
+        ("no sentinel before them", SPAN, "ids[start:stop]"),
         (
-            "cut off at 0",
-            f"math.log(vocab_size) - {SHARE} / count",
-            f"max(0.0, math.log(vocab_size) - {SHARE} / count)",
+            "The second span has moved",
+            "text += [*ids[last:start], sentinel]",
+            "text = text or ids.copy(); text[start:stop] = [sentinel]",
+            "text += ids[last:]",
+            "pass",
         ),
+        ("`stop` is not included", SPAN, "[sentinel, *ids[start : stop + 1]]"),
+        ("What is predicted?", "(text + moved)", "(text)"),
+        ("stand at the tokens", TARGETS, "[-100, *ids[start:stop]]"),
+        ("visible text too", "[-100] * len(text) + targets", "(text + moved)[1:] + [end]"),
+        ("have no `end`", TARGETS, "[*ids[start:stop], -100]"),
+        ("next sentinel", "+ targets)", "+ moved[1:] + [end])"),
+        ("count sentinels", "[-100] * len(text) + targets", "[-100] * (len(text) - 1) + moved + [end]"),
     ],
-    "a3_leak_table": [
-        ("Row = the position that sees", "return table", "return table.T"),
-        ("holds the past", "return table", "return table | torch.ones(n, n).tril().bool()"),
-        ("holds each token itself", "[:j", "[: j + 1"),
-        ("Everything is seen", "ids.clone()", "ids"),
-        ("misses leaks", MOVED, "model(changed[None])[0].argmax(-1) != base.argmax(-1)"),
-        ("the next token alone", "return table", "return table.tril(1)"),
-        ("of one word only", "range(vocab_size)", "range(vocab_size - 1)"),
-        ("Did you leave a tolerance", MOVED, "~torch.isclose(model(changed[None])[0], base).all(-1)"),
+    "a3_order_masks": [
+        ("You need the rank", f"{RANK} torch.arange(len(order))", "rank[:] = torch.tensor(order)"),
+        ("order is reversed", ">= rank", "<= rank", "> rank", "< rank"),
+        ("ignore the order", RANK, "rank[:] ="),
+        ("content first", "rank[:, None] >= rank, rank[:, None] > rank", "rank[:, None] > rank, rank[:, None] >= rank"),
+        ("attends to its answer", "> rank", ">= rank"),
+        ("closes too much", "> rank", "== rank + 1"),
+        ("in the order of prediction", "return rank[:, None] >= rank", "return (rank[:, None] >= rank)[order]"),
     ],
-    "a3_corrupt": [
-        ("Your two results", "return inputs, targets", "return targets, inputs"),
-        ("count every position", TARGETS, "ids.clone()"),
-        ("It means: do not count", TARGETS, "torch.where(chosen, -100, ids)"),
-        ("take them out before", " & may", ""),
-        ("overwritten first", "return inputs, targets", "return inputs, torch.where(chosen, inputs, -100)"),
-        ("hit tokens that were not chosen", SWAPPED, "may & (fate >= 0.8) & (fate < 0.9)"),
-        ("chosen tokens that stay", "return inputs, targets", "return inputs, torch.where(inputs != ids, ids, -100)"),
-        ("All chosen tokens are masked", "(fate < 0.8)", "(fate < 2)", "(fate >= 0.8)", "(fate >= 2)"),
-        ("what the masks left over", "(fate < 0.9)", "(fate < 0.82)"),
-        ("becomes a random one", "(fate < 0.9)", "(fate < 0.8)"),
-        ("stays as it was", "(fate < 0.9)", "(fate < 2)"),
-        ("Your shares have changed", "(fate < 0.8)", "(fate < 0.1)", "(fate >= 0.8)", "(fate >= 0.1)", "0.9", "0.2"),
-        ("the whole vocabulary", RANDOMS, RANDOMS[9:-1].replace("len(ordinary)", "vocab_size")),
-        ("end of your range", "torch.randint(len(ordinary)", "torch.randint(len(ordinary) - 1"),
-        (
-            "a fixed number",
-            *(f"({COINS}) & may", "may & (order < round(rate * int(may.sum())))"),
-            *(
-                "    chosen =",
-                "    order = (torch.rand(len(ids), generator=rng) + ~may).argsort().argsort()\n    chosen =",
-            ),
-        ),
-        ("on the same side", "if may.any()", "if False"),
-        ("always the same", "places[torch.randint(len(places), (), generator=rng)]", "places[0]"),
-        ("over generator=rng", COINS, "torch.rand(len(ids), generator=rng.manual_seed(0)) < rate"),
-        (
-            "into the argument",
-            "inputs = torch.where(chosen & (fate < 0.8), mask_id, ids)",
-            "inputs = ids.fill_(mask_id)",
-        ),
-    ],
-    "a3_mntp_loss": [
-        ("named where they stand", "[:, 1:]", "", "[:, :-1]", ""),
-        ("the seat after", "targets[:, 1:]", "targets[:, :-1]", "logits[:, :-1]", "logits[:, 1:]"),
-        ("from the last seat", "targets[:, 1:]", "targets", "logits[:, :-1]", "logits.roll(1, 1)"),
-        ("counts as a token", "targets[:, 1:]", "targets[:, 1:].clamp(min=0)"),
-        ("over all positions", "named[counted])", "named[counted], reduction='sum') / targets.numel()"),
-        ("all pairs of neighbours", "named[counted])", "named[counted], reduction='sum') / named.numel()"),
-        ("is a sum", "named[counted])", "named[counted], reduction='sum')"),
-        ("mean of row means", NEXT, f"torch.stack({BY_ROW}).mean()"),
-        ("divides by all targets", "named[counted])", "named[counted], reduction='sum') / (targets != -100).sum()"),
-        ("wrong sign", "return F", "return -F"),
-        ("divides 0 by 0", "if not counted.any()", "if False"),
-    ],
-    "a3_pseudo_perplexity": [
-        ("nothing was hidden", "hidden[i] = mask_id", "pass"),
-        ("pile up", "hidden = ids.clone()", "pass", "costs = []", "costs, hidden = [], ids.clone()"),
-        ("all hidden at once", "hidden[i] =", "hidden[~torch.isin(ids, torch.tensor(special))] ="),
-        ("nothing after the hidden word", "hidden[i] =", "hidden[i:] ="),
+    "a3_word_perplexity": [
+        ("Nothing is hidden", "mask_id, ids", "ids, ids"),
+        ("one token at a time", ">= i)", "== i)"),
+        ("the whole word", " & (torch.arange(len(ids)) >= i)", ""),
+        ("the earlier tokens of the word", ">= i)", "<= i)"),
+        ("everything after", "(words == words[i]) & ", ""),
+        ("all words at once", HIDE, "words >= 0"),
+        ("equal tokens", HIDE, "ids == ids[i]"),
         ("as in MNTP", "[0, i]", "[0, i - 1]"),
-        ("counts special tokens", "int(ids[i]) not in special", "True"),
-        ("wherever it occurs", "hidden[i] =", "hidden[ids == ids[i]] ="),
-        ("mean in nats", ".exp()", ""),
-        ("exponent is a sum", ".mean()", ".sum()"),
-        ("divided by all tokens", ".mean()", ".sum().div(len(ids))"),
+        ("count special tokens", "words[i] >= 0", "True"),
+        ("the mean cost", ".exp()", ""),
+        ("the sum of the costs", ".mean()", ".sum()"),
+        ("divide by all tokens", ".mean()", ".sum().div(len(ids))"),
+        ("the number of words", ".mean()", ".sum().div(int(words.max()) + 1)"),
         ("Your base is 2", ".exp()", ".exp2()"),
-        ("one over it", ".mean()", ".mean().neg()"),
+        ("is the inverse", ".mean()", ".mean().neg()"),
         ("mean of perplexities", ".mean().exp()", ".exp().mean()"),
     ],
 }
