@@ -22,6 +22,7 @@ from labkit.profile import VARIABLE, by_name
 
 DISTRIBUTION = "labkit-bidirectional"
 STRAY = {".ipynb_checkpoints", "__pycache__"}
+FOR_INSTRUCTORS = {"src", "checks", "solution", "nbgrader"}  # folders of the assignments
 SKIP_TAG = "nbval-skip"  # cells that the tests leave out, each with its reason in tests/notebooks/SKIPPED.md
 
 FIRST_CELL = """\
@@ -54,7 +55,7 @@ def list_notebooks() -> list[Path]:
 
 
 def copy(dest: str | Path, force: bool = False) -> list[Path]:
-    """Copy the notebooks, with the files beside them, to the folder `dest`; returns the files written.
+    """Copy the lessons and the students' assignments to the folder `dest`; returns the files written.
 
     Files that exist already and are equal stay as they are. If any file differs, nothing is written and DataError names
     it; with `force` it is replaced.
@@ -62,7 +63,9 @@ def copy(dest: str | Path, force: bool = False) -> list[Path]:
     source, dest = files.folder("notebooks"), Path(dest).expanduser()
     if dest.exists() and not dest.is_dir():
         raise DataError(f"{dest} is a file; give a folder to copy the notebooks to.")
-    originals = [file for file in sorted(source.rglob("*")) if file.is_file() and not STRAY.intersection(file.parts)]
+    left_out = STRAY | FOR_INSTRUCTORS
+    files_there = [file for file in sorted(source.rglob("*")) if file.is_file()]
+    originals = [file for file in files_there if not left_out.intersection(file.relative_to(source).parts)]
     targets = {file: dest / file.relative_to(source) for file in originals}
     changed = {f: t for f, t in targets.items() if not (t.is_file() and filecmp.cmp(f, t, shallow=False))}
     if blocked := [t for t in changed.values() if os.path.lexists(t) and not (force and t.is_file())]:
