@@ -188,7 +188,7 @@ def layers_needed(masks):
 
 
 # %% [markdown]
-# Three stacks of four layers. *Local* is a window of 2, *global* is the causal mask. The figure shows after how many layers each token influences the last one.
+# The next cell compares three stacks of four layers. *Local* is a window of 2, *global* is the causal mask. It shows after how many layers each token influences the last one.
 
 # %% look="a1_stack"
 values_figure(
