@@ -1,6 +1,6 @@
 """Assignments: exercises with a name, points and minutes, each judged by one check or several.
 
-    A1.exercise("a1_window_mask", "A short memory", "window_mask", difficulty=2, minutes=8)
+    A1.exercise("a1_window_mask", "A sliding window", "window_mask", difficulty=2, minutes=8)
 
     @A1.part("a1_window_mask", points=1, cases=(1, 99), hidden=True)  # for graders only
     @A1.part("a1_window_mask", points=2, cases=(2, 3))

@@ -253,8 +253,8 @@ def test_a_forged_error_is_cut_before_it_is_kept(trusted):
 
 def test_long_messages_are_cut(tmp_path):
     path, long = tmp_path / "eve.ipynb", "raise ValueError('\\ud800' + 'x' * 20_000_000)"
-    answers = [f"def causal_mask(n):\n    {long}", "def window_mask(n, w): return 'x' * 3_000_000"]
-    answers.append("def scores_of(q, k): raise ValueError('\\nLikely: a cause of their own')")
+    answers = [f"def causal_mask(n):\n    {long}", "def window_mask(n, w, sinks): return 'x' * 3_000_000"]
+    answers.append("def biased_scores(q, k, slopes): raise ValueError('\\nLikely: a cause of their own')")
     path.write_text(notebook(*[long] * 30, *answers))
     result = grade_all(path, tmp_path / "out", Variant(), TIGHT, trusted=True)[0]
     assert not result.failure and len(result.trouble) == 21 and "10 more" in result.trouble[-1]

@@ -23,7 +23,7 @@ pytestmark = pytest.mark.end_to_end
 
 NAME = f"{masters()['a1'].stem}.ipynb"
 EXERCISES = assignment("a1").exercises
-UNGUARDED = "def weights_of(scores, mask):\n    return scores.masked_fill(~mask, float('-inf')).softmax(-1)"
+UNGUARDED = "def masked_weights(scores, mask):\n    return scores.masked_fill(~mask, float('-inf')).softmax(-1)"
 MISTAKES = {"a1_causal_mask": (UPPER, "upper triangle"), "a1_weights": (UNGUARDED, "divides zero by zero")}
 # nbgrader's own command line, several commands in one process: most of the time is the import of JupyterLab.
 COMMANDS = """
@@ -104,7 +104,7 @@ def test_a_class_is_released_graded_and_gets_feedback(tmp_path):
     full = {name: [exercise.points] * 2 for name, exercise in EXERCISES.items()}
     assert scores["good"] == full and all(points == 0 for points, _ in scores["empty"].values())
     lost = {name for name in full if scores["wrong"][name] != full[name]}
-    assert lost == {*MISTAKES, "a1_padded_mask"}  # which calls causal_mask
+    assert lost == {*MISTAKES, "a1_prefix_mask"}  # which calls causal_mask
     page = (course / "feedback" / "wrong" / "a1" / NAME).with_suffix(".html").read_text(encoding="utf-8")
     feedback = html.unescape(re.sub(r"<[^>]+>", "", page[page.index("<body") :]))
     for name, (_, words) in MISTAKES.items():

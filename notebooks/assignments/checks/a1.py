@@ -14,122 +14,143 @@ from labkit.course.variant import Variant
 
 SENTENCES = (
     "the old seal swam to the rock",
-    "a letter reached the island late",
+    "a small letter reached the island late",
     "the bell rang before the ship left",
-    "she lent me the map of her town",
+    "she lent me the map of town",
     "no train stops at the small station",
 )
 ASSIGNMENT = A1 = Assignment("a1", "Masks and attention by hand", minutes=75)
-A1.exercise("a1_causal_mask", "Who may look back", "causal_mask", difficulty=1, minutes=6)
-A1.exercise("a1_window_mask", "A short memory", "window_mask", difficulty=2, minutes=8)
-A1.exercise("a1_padded_mask", "Nobody looks at a pad", "padded_mask", difficulty=2, minutes=10)
-A1.exercise("a1_scores", "Scores", "scores_of", difficulty=2, minutes=8)
-A1.exercise("a1_weights", "Weights under a mask", "weights_of", difficulty=3, minutes=12)
-A1.exercise("a1_attention", "Heads", "attention", difficulty=4, minutes=18)
-A1.exercise("a1_who_hears", "Stacked layers", "who_hears", difficulty=4, minutes=13)
+A1.exercise("a1_causal_mask", "The causal mask", "causal_mask", difficulty=1, minutes=5)
+A1.exercise("a1_window_mask", "A window with sinks", "window_mask", difficulty=2, minutes=8)
+A1.exercise("a1_prefix_mask", "A prefix, with padding on the left", "prefix_mask", difficulty=3, minutes=12)
+A1.exercise("a1_scores", "Scores with a distance penalty", "biased_scores", difficulty=2, minutes=10)
+A1.exercise("a1_weights", "Weights under a mask", "masked_weights", difficulty=3, minutes=10)
+A1.exercise("a1_attention", "Heads with their own masks", "multi_head", difficulty=4, minutes=15)
+A1.exercise("a1_stack", "Layers with different masks", "layers_needed", difficulty=4, minutes=15)
 A1.shows("sentence", SENTENCES)
 
 
 @A1.part("a1_causal_mask", points=2)
-def the_table(answer: Answer, variant: Variant) -> None:
+def the_mask(answer: Answer, variant: Variant) -> None:
     n = variant.whole("causal", 4, 9)
     causal = masks.causal().dense(n)
     suspects = {
         f"Position 0 attends to position {n - 1}: rows are queries. Did you keep the upper triangle?": causal.T,
         "No token attends to itself, and the first one attends to nothing. Is the diagonal in?": causal.tril(-1),
         "True and False are the other way round: True means that the query may attend to the key.": ~causal,
-        "Those are numbers to be added to scores; a table of True and False is asked for.": causal.float().log(),
-        "A table of 0 and 1 is nearly it: make it booleans.": causal.float(),
+        "These are numbers to be added to scores; a table of True and False is expected.": causal.float().log(),
+        "A table of 0 and 1 is nearly right: make it booleans.": causal.float(),
     }
     expect_tensor(answer(n), causal, f"causal_mask({n})", suspects)
 
 
 @A1.part("a1_window_mask", points=2)
 def the_window(answer: Answer, variant: Variant) -> None:
-    n, w = variant.whole("window tokens", 6, 10), variant.whole("window", 2, 4)
-    causal = masks.causal().dense(n)
-    window = causal.triu(1 - w)
+    n, w, sinks = variant.whole("window tokens", 7, 10), variant.whole("window", 2, 3), 2
+    causal, sink = masks.causal().dense(n), torch.arange(n) < sinks
+    near, wide, narrow = (causal.triu(1 - width) for width in (w, w + 1, w - 1))
+    window = causal & (near | sink)
     suspects = {
-        f"A window of {w} reaches {w - 1} tokens back, as the token itself counts. Is it <= or <?": causal.triu(-w),
-        f"A window of {w} holds {w} tokens, the token itself included. Yours holds {w - 1}.": causal.triu(2 - w),
-        "Your window also opens to the right: what comes later must stay hidden.": window | window.T,
-        "This is the window, turned over: rows are queries. Is it i - j or j - i?": window.T,
-        "It reaches back without an end: where does w enter?": causal,
+        f"A window of {w} includes the token itself, so it reaches {w - 1} back. Is it <= or <?": causal
+        & (wide | sink),
+        f"A window of {w} has {w} tokens, including the token itself. Yours has {w - 1}.": causal & (narrow | sink),
+        "Token 0 attends to token 1, which is later: sinks must be causal, too.": near | sink,
+        "The window is also open to the right, where later tokens are.": near | near.T | sink,
+        "The window is right, but the first tokens are closed. Where is `sinks` used?": near,
+        "This is the transposed mask: rows are queries. Is it i - j or j - i?": window.T,
+        "The window has no end on the left. Where is `w` used?": causal,
     }
-    expect_tensor(answer(n, w), window, f"window_mask({n}, {w})", suspects)
+    expect_tensor(answer(n, w, sinks), window, f"window_mask({n}, {w}, {sinks})", suspects)
 
 
-@A1.part("a1_window_mask", points=1)
-def a_window_beyond_the_text(answer: Answer, variant: Variant) -> None:
-    n = variant.whole("short text", 2, 4)
-    expect_tensor(answer(n, n + 5), masks.causal().dense(n), f"window_mask({n}, {n + 5})")
+@A1.part("a1_window_mask", points=1, cases=("no sinks", "all in the window"))
+def the_limits(answer: Answer, variant: Variant, case: str) -> None:
+    n = variant.whole("short text", 3, 5)
+    w, sinks, mask = (2, 0, masks.sliding_window(2)) if case == "no sinks" else (n + 4, n + 1, masks.causal())
+    expect_tensor(answer(n, w, sinks), mask.dense(n), f"window_mask({n}, {w}, {sinks})")
 
 
-@A1.part("a1_padded_mask", points=3)
+@A1.part("a1_prefix_mask", points=3)
 def the_batch(answer: Answer, variant: Variant) -> None:
-    rng = variant.rng("padding")
-    n = rng.randint(5, 8)
-    lengths = [rng.randint(2, n - 2), n, rng.randint(2, n - 1)]
-    real, causal = torch.arange(n) < torch.tensor(lengths)[:, None], masks.causal().dense(n)
-    keys = real[:, None, :]
+    rng = variant.rng("prefix")
+    n = rng.randint(6, 9)
+    lengths, prefixes = [n - 2, n, n - 1], [rng.randint(2, n - 3), rng.randint(2, n - 1), 0]
+    length, prefix, key = torch.tensor(lengths)[:, None], torch.tensor(prefixes)[:, None], torch.arange(n)
+    causal, start = masks.causal().dense(n), n - length
+    real, question = (key >= start)[:, None], (key < start + prefix)[:, None]  # (batch, 1, key) each
+    right = (key < length)[:, None] & (causal | (key < prefix)[:, None])
     suspects = {
-        "Your table empties the rows of pads, as queries. Close their columns, as keys.": causal & real[:, :, None],
-        "The pads are masked, but the future is open: where is the causal table?": keys.expand(3, n, n),
-        "This masks the real tokens and leaves the pads. Is the comparison the right way round?": causal & ~keys,
-        "The pads are at the end of a row. Your table has them in front.": causal & keys.flip(-1),
-        "The pads are still attended to: where do the lengths enter?": causal.expand(3, n, n),
+        "The question starts at the first real token, not at position 0.": real & (causal | (key < prefix)[:, None]),
+        "Your padding is on the right. Real tokens are the last ones of a row.": right,
+        "The padding is open as a key. Where are the lengths used?": causal | question,
+        "The question is still causal. Where are the prefixes used?": real & causal,
+        "Everything is bidirectional. The answer must stay causal.": real.expand(3, n, n),
+        "Padding is also closed as a query. Only keys are closed.": real & real.mT & (causal | question),
     }
-    expect_tensor(answer(lengths, n), causal & keys, f"padded_mask({lengths}, {n})", suspects)
+    what = f"prefix_mask({lengths}, {prefixes}, {n})"
+    expect_tensor(answer(lengths, prefixes, n), real & (causal | question), what, suspects)
 
 
 @A1.part("a1_scores", points=2)
 def the_scores(answer: Answer, variant: Variant) -> None:
-    n, d = variant.whole("scores n", 3, 6), variant.whole("scores d", 7, 12)
-    q, k = (randn(variant, f"scores {name}", 2, n, d) for name in "qk")
-    product = q @ k.mT
+    n, d, heads = variant.whole("scores n", 4, 6), variant.whole("scores d", 7, 12), 3
+    q, k = (randn(variant, f"scores {name}", heads, n, d) for name in "qk")
+    slopes, ahead = torch.tensor([0.5, 0.25, 0.125]), torch.arange(n)[:, None] - torch.arange(n)
+    product, penalty = q @ k.mT, slopes[:, None, None] * ahead.abs()
+    scaled, signed = product / d**0.5, slopes[:, None, None] * ahead
     suspects = {
-        "These are the bare dot products: what are they divided by?": product,
-        "They are divided by d. It is its square root that keeps the scores of one size.": product / d,
-        "They are divided by the root of the number of tokens. The size of a vector counts.": product / n**0.5,
-        "Keys are rows here. Queries are to be rows.": product.mT / d**0.5,
-        "They are multiplied by the square root.": product * d**0.5,
+        "The dot products are not divided by anything.": product - penalty,
+        "The penalty is divided, too. Only the dot product is divided.": (product - penalty) / d**0.5,
+        "The dot products are divided by d instead of its square root.": product / d - penalty,
+        "Distant tokens get higher scores. Is the penalty subtracted?": scaled + penalty,
+        "Later tokens get a bonus instead of a penalty. Is the distance absolute?": scaled - signed,
+        "These scores have no penalty.": scaled,
     }
-    expect_tensor(answer(q, k), product / d**0.5, f"the scores of vectors of shape {tuple(q.shape)}", suspects)
+    what = f"the scores of {heads} heads of {n} tokens, d = {d},"
+    expect_tensor(answer(q, k, slopes), scaled - penalty, what, suspects)
 
 
 @A1.part("a1_weights", points=2)
 def the_weights(answer: Answer, variant: Variant) -> None:
     n = variant.whole("weights n", 4, 7)
-    scores, mask = 2 * randn(variant, "weights", n, n), masks.causal().dense(n)
-    masked, turned = scores.masked_fill(~mask, -torch.inf), scores.masked_fill(mask, -torch.inf)
+    scores, mask = 2 * randn(variant, "weights", 2, n, n), masks.causal().dense(n)
+    masked, turned = (scores.masked_fill(cells, -torch.inf) for cells in (~mask, mask))
     suspects = {
-        "The mask came after the softmax: forbidden keys have taken their share.": scores.softmax(-1) * mask,
-        "A score of zero is no ban: e to the 0 is 1, so forbidden keys get weight.": (scores * mask).softmax(-1),
-        "These weights sum to one over the queries. Each query shares out one: which dim?": masked.softmax(-2),
-        "The keys that may be attended to are the ones you banned.": turned.softmax(-1).nan_to_num(0.0),
-        "There is no trace of the mask.": scores.softmax(-1),
-        "Forbidden scores are lower, and still get weight. What becomes exactly zero?": (scores + mask).softmax(-1),
+        "The mask came after the softmax: forbidden keys have taken their part.": scores.softmax(-1) * mask,
+        "A score of 0 does not forbid a key: e to the power of 0 is 1.": (scores * mask).softmax(-1),
+        "These weights sum to 1 over the queries. They must sum to 1 over the keys: which dim?": masked.softmax(-2),
+        "The keys that are allowed have no weight. Is the mask inverted?": turned.softmax(-1),
+        "These are the weights without a mask.": scores.softmax(-1),
+        "Forbidden keys have lower scores, but still get weight. What becomes exactly 0?": (scores + mask).softmax(-1),
     }
     expect_tensor(answer(scores, mask), masked.softmax(-1), "the weights under a causal mask", suspects)
 
 
 @A1.part("a1_weights", points=1)
-def a_row_that_sees_nothing(answer: Answer, variant: Variant) -> None:
-    scores, mask = randn(variant, "nothing", 3, 3), torch.tensor([[True], [False], [True]]).expand(3, 3)
+def a_query_without_a_key(answer: Answer, variant: Variant) -> None:
+    n, empty = 5, variant.whole("empty", 2, 4)
+    scores, itself = randn(variant, "nothing", n, n), torch.eye(n, dtype=torch.bool)
+    mask = masks.causal().dense(n).tril(-1)  # earlier tokens only, so the first query has no key
+    mask[empty] = False
+    closed = ~mask.any(-1, keepdim=True)
+    own = scores.masked_fill(~(mask | itself), -torch.inf).softmax(-1)
+    weights = scores.masked_fill(~(mask | itself & closed), -torch.inf).softmax(-1)
     suspects = {
         "A softmax of nothing but minus infinity divides zero by zero.": not_finite,
-        "The row that may attend to nothing shares its weight among all.": scores.where(mask, 0.0).softmax(-1),
+        "The weights of a closed row are 0. By the rule, the query attends to itself.": weights * ~closed,
+        "A closed row has equal weights on forbidden keys, as with finfo.min.": weights.where(~closed, 1 / n),
+        "All queries attend to themselves. The rule is for those that may attend to nothing.": own,
     }
-    weights = scores.softmax(-1) * mask
-    expect_tensor(answer(scores, mask), weights, "the weights where row 1 may attend to nothing", suspects)
+    what = f"the weights where queries 0 and {empty} may attend to nothing"
+    expect_tensor(answer(scores, mask), weights, what, suspects)
 
 
 @A1.part("a1_weights", points=1, hidden=True)
 def large_scores(answer: Answer, variant: Variant) -> None:
     scores, mask = 200 * randn(variant, "large", 5, 5) - 1e4, masks.causal().dense(5)
     suspects = {
-        "With scores this low, -1e4 in a forbidden place is no ban.": scores.masked_fill(~mask, -1e4).softmax(-1),
-        "e to a very low score is 0 for all keys. Is there a softmax that avoids this?": torch.zeros(5, 5),
+        "With scores this low, a score of -1e4 does not forbid a key.": scores.masked_fill(~mask, -1e4).softmax(-1),
+        "The exponential of a very low score is 0 for all keys. Is there a softmax that avoids this?": not_finite,
     }
     weights = scores.masked_fill(~mask, -torch.inf).softmax(-1)
     expect_tensor(answer(scores, mask), weights, "the weights of very low scores", suspects)
@@ -138,64 +159,84 @@ def large_scores(answer: Answer, variant: Variant) -> None:
 @A1.part("a1_attention", points=4)
 def the_heads(answer: Answer, variant: Variant) -> None:
     n, heads, d = variant.whole("heads n", 4, 6), variant.whole("heads", 2, 3), variant.whole("heads d", 4, 5)
-    width, causal = heads * d, masks.causal().dense(n)
+    width, slopes = heads * d, torch.tensor([0.5, 0.25, 0.125])[:heads]
+    mask = torch.stack([masks.sliding_window(2).dense(n), *[masks.causal().dense(n)] * (heads - 1)])
     x = randn(variant, "x", n, width)
     q, k, v = matrices = [randn(variant, f"w {name}", width, width) / width**0.5 for name in "qkv"]
+    distance = (torch.arange(n)[:, None] - torch.arange(n)).abs()
 
-    def attention(q: Tensor = q, k: Tensor = k, v: Tensor = v, heads=heads, mask: Tensor = causal, back=True) -> Tensor:
-        q, k, v = ((x @ w).view(n, heads, width // heads).transpose(0, 1) for w in (q, k, v))
-        mixed = scaled_dot_product_attention(q, k, v, attn_mask=mask)
+    def attention(q: Tensor = q, k: Tensor = k, v: Tensor = v, mask: Tensor = mask, heads=heads, back=True) -> Tensor:
+        parts = ((x @ w).view(n, heads, width // heads).transpose(0, 1) for w in (q, k, v))
+        mixed = attend(*parts, mask, slopes[:heads])
         return (mixed.transpose(0, 1) if back else mixed).reshape(n, width)
 
-    viewed = [(x @ w).view(heads, n, d) for w in matrices]
-    in_steps = torch.arange(width).view(d, heads).T.flatten()  # column 0, heads, 2 * heads, ...
+    def attend(q: Tensor, k: Tensor, v: Tensor, mask: Tensor, slopes: Tensor) -> Tensor:
+        added = (-slopes[:, None, None] * distance).masked_fill(~mask, -torch.inf)
+        return scaled_dot_product_attention(q, k, v, attn_mask=added)
+
+    mixed_up = attend(*((x @ w).view(heads, n, d) for w in matrices), mask, slopes)
     suspects = {
-        "A view alone does not bring the heads to the front: it mixes tokens with heads.": (
-            scaled_dot_product_attention(*viewed, attn_mask=causal).reshape(n, width)
-        ),
-        "The heads are put together in the wrong order: swap back before the last reshape.": attention(back=False),
-        "This is one head of the whole width. Where are the columns cut?": attention(heads=1),
-        "The mask is not in force: a token mixes in what comes later.": attention(mask=causal | True),
+        "A view does not bring the heads to the front: it mixes tokens with heads.": mixed_up.reshape(n, width),
+        "The heads are put together in the wrong order. Are the axes swapped back?": attention(back=False),
+        "This is one head of the whole width. Where are the columns cut?": attention(mask=mask[:1], heads=1),
+        "All heads use the mask of the first one.": attention(mask=mask[:1].expand_as(mask)),
+        "The masks are not used: tokens attend to later tokens.": attention(mask=mask | True),
         "You divide by the root of the whole width; a head has width // heads.": attention(q / heads**0.5),
-        "The columns of a head are to be neighbours; yours are taken in steps.": (
-            attention(q[:, in_steps], k[:, in_steps], v[:, in_steps])[:, in_steps.argsort()]
-        ),
         "Your matrices are transposed: it is x @ w.": attention(q.T, k.T, v.T),
         "Keys and queries have changed places.": attention(k, q),
     }
-    expect_tensor(answer(x, *matrices, heads, causal), attention(), f"attention with {heads} heads", suspects, 1e-4)
+    expect_tensor(answer(x, *matrices, slopes, mask), attention(), f"attention with {heads} heads", suspects, 1e-4)
 
 
-@A1.part("a1_who_hears", points=3)
+@A1.part("a1_stack", points=3)
 def the_stack(answer: Answer, variant: Variant) -> None:
-    mask = masks.sliding_window(2).dense(variant.whole("hears n", 7, 9))
+    n = variant.whole("stack n", 7, 9)
+    stack = _stack(n)
+    needed, first = _needed(stack), (stack.long().argmax(0) + 1).fill_diagonal_(0)
     suspects = {
-        "This is one layer. What has my neighbour heard in the layer before?": _heard(mask, 1),
-        "One layer too many: how often do you multiply?": _heard(mask, 4),
-        "One layer too few: how often do you multiply?": _heard(mask, 2),
-        "Who hears and who is heard have changed places.": _heard(mask, 3).T,
+        "Only direct attention counts here. What has a key received earlier?": first.where(stack.any(0), -1),
+        "All layers use the mask of the first one.": _needed(stack[:1].expand_as(stack)),
+        "The layers are in reverse order: the first mask is that of the first layer.": _needed(stack.flip(0)),
+        "The product has its factors in the wrong order: the query is in the latest layer.": _needed(stack, True),
+        "Rows and columns have changed places: row i is the influenced token.": needed.T,
+        "The layers are counted from 0. Direct influence in the first layer needs 1.": needed - (needed > 0).long(),
+        "Later layers overwrite the first time. Which cells are new?": torch.where(needed >= 0, len(stack), -1),
     }
-    expect_tensor(answer(mask, 3), _heard(mask, 3), "who hears of whom after 3 layers, window 2,", suspects)
+    expect_tensor(answer(stack), needed, "layers_needed of two local layers and a third one", suspects)
 
 
-@A1.part("a1_who_hears", points=1)
-def a_mask_without_itself(answer: Answer, variant: Variant) -> None:
-    mask = masks.sliding_window(2).dense(variant.whole("strict n", 5, 7)).tril(-1)
-    plain = torch.linalg.matrix_power(mask.float(), 2) > 0
+@A1.part("a1_stack", points=1)
+def masks_without_the_diagonal(answer: Answer, variant: Variant) -> None:
+    n = variant.whole("strict n", 6, 8)
+    stack = _stack(n)[1:].tril(-1)
+    two = stack[1].float() @ stack[0].float() > 0
+    plain = torch.where(stack[0], 1, torch.where(two, 2, -1)).fill_diagonal_(0)
     suspects = {"A token that may not attend to itself still keeps what it has: the residual connection.": plain}
-    expect_tensor(answer(mask, 2), _heard(mask, 2), "who hears of whom without the diagonal", suspects)
+    expect_tensor(answer(stack), _needed(stack), "layers_needed of masks without the diagonal", suspects)
 
 
-@A1.part("a1_who_hears", points=1, hidden=True)
-def any_mask(answer: Answer, variant: Variant) -> None:
-    mask = randn(variant, "any mask", 8, 8) > 0.8
-    expect_tensor(answer(mask, 3), _heard(mask, 3), "who hears of whom under a random mask")
+@A1.part("a1_stack", points=1, hidden=True)
+def any_masks(answer: Answer, variant: Variant) -> None:
+    stack = randn(variant, "any masks", 4, 8, 8) > 1.2
+    expect_tensor(answer(stack), _needed(stack), "layers_needed of four random masks")
 
 
-def _heard(mask: Tensor, layers: int) -> Tensor:
-    """By paths, and not by products: another way than the solution's."""
-    n = len(mask)
-    heard = [{i} for i in range(n)]
-    for _ in range(layers):
-        heard = [heard[i].union(*(heard[j] for j in range(n) if mask[i, j])) for i in range(n)]
-    return torch.tensor([[j in heard[i] for j in range(n)] for i in range(n)])
+def _stack(n: int) -> Tensor:
+    """Two layers with a window of 2, and one in which a token attends to itself and to every third token before it."""
+    local, causal = masks.sliding_window(2).dense(n), masks.causal().dense(n)
+    third = causal & ((torch.arange(n) % 3 == 0) | torch.eye(n, dtype=torch.bool))
+    return torch.stack([local, local, third])
+
+
+def _needed(stack: Tensor, swapped: bool = False) -> Tensor:
+    """By sets instead of products, which is another way than the solution's. `swapped`: products in the wrong order."""
+    n = stack.shape[-1]
+    reached, needed = [{i} for i in range(n)], torch.eye(n).long() - 1
+    for layer, mask in enumerate(stack, start=1):
+        keys = [set(row.nonzero().flatten().tolist()) for row in mask]
+        through = [[keys[k] for k in reached[i]] if swapped else [reached[k] for k in keys[i]] for i in range(n)]
+        reached = [reached[i].union(*through[i]) for i in range(n)]
+        for i in range(n):
+            for j in reached[i]:
+                needed[i, j] = layer if needed[i, j] < 0 else needed[i, j]
+    return needed

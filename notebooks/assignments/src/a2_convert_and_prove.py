@@ -9,9 +9,14 @@
 # %% [markdown]
 # # A2 · Convert GPT-2 and prove it
 #
-# **Is this model bidirectional now? Whoever sells you the conversion says yes.** You write the instrument that finds out: it changes a token, looks who notices, and believes no flag. Then you convert GPT-2 with a mask of your own. At the end we attack your instrument with models that look converted and are not.
+# **Is this model bidirectional now?** You write an audit that measures the answer and trusts no flag. You also convert GPT-2 with a mask of your own. At the end, models that only seem to be converted attack your audit.
 #
-# Each exercise has a check. It calls your function and says what was expected, what came, and what the likely cause is. Nothing stops you: skip an exercise and come back. Notebooks 04 and 03 are good company.
+# | | |
+# |---|---|
+# | **You need** | lesson 03; lesson 02 for the parts of GPT-2 |
+# | **Time and points** | about 90 minutes, 30 points |
+#
+# Each exercise has a check. It calls your function and states what was expected, what your function returned, and the likely cause of a mistake. Cells with `check.look` show what your function returns, once you have written it. You can skip an exercise and come back.
 
 # %%
 import copy
@@ -22,98 +27,67 @@ import labkit
 from labkit import masks, pitfalls, viz
 
 # %% [markdown]
-# One sentence goes with us: **{{sentence}}** Read it slowly. Sentences like this one lead you astray at first: the ending changes what you made of the beginning. A causal model cannot go back; a bidirectional one could.
-#
-# The model is gpt2-mini, a small GPT-2 that comes with this lab.
+# We use one sentence throughout: **{{sentence}}** Its ending changes how you read its beginning. A causal model cannot use the ending at the beginning; a bidirectional one could. The model is gpt2-mini, a small GPT-2 that comes with this lab.
 
 # %%
 lm = labkit.load("gpt2-mini", device="cpu")
 model, tokenizer = lm.model, lm.tokenizer
 sentence = "The old man the boat."  # drawn: sentence
-word = " ship"  # drawn: word
 pads = 3  # drawn: pads
-
-# %%
 ids = torch.tensor([tokenizer(sentence).input_ids])  # (1, n)
-other = tokenizer(word).input_ids[0]
 n = ids.shape[1]
 tokens = [tokenizer.decode([i]) for i in ids[0]]
 print(n, tokens)
 
 # %% [markdown]
-# **How we measure.** Run the model, change one token, run it again. `model(input_ids=ids).logits` has shape `(1, n, vocabulary)`: one row of numbers for each **output** position. Where a row has changed, that output has *noticed* the change.
+# **How we measure.** We run the model, replace one token, and run it again. `model(input_ids=ids).logits` has the shape `(1, n, vocabulary)`: one row of logits for each position. If any logit of a row changes, this output depends on the token.
 #
-# What a mask closes gets a weight of exactly zero. So there is nothing to round and no threshold to choose: an output that does not notice is the same **to the last bit**. Here is one and the same sentence twice, and no number differs:
+# A closed cell of a mask gives a weight of exactly 0. So an output that does not depend on a token stays equal **to the last bit**, and we need no threshold. The models of this assignment have no dropout, so this also holds in training mode. We run the same sentence twice:
 
 # %%
 with torch.no_grad():
     once, again = model(input_ids=ids).logits, model(input_ids=ids).logits
 print("logits", tuple(once.shape), "equal to the last bit:", torch.equal(once, again))
 
-# %% [markdown]
-# All models of this assignment are GPT-2s from transformers. They have no dropout, so that they are exact in training mode, too:
-
-# %%
-model.config.embd_pdrop, model.config.attn_pdrop, model.config.resid_pdrop
-
-# %% [markdown] exercise="a2_noticed"
-# Put the token `other` in the place of token `j`, and return who notices: booleans, shape `(n,)`, `True` at `i` if **any** of the numbers of output `i` has changed. `ids` is `(1, n)`; leave it as it is.
-#
-# *Predict first:* the token before the full stop of "{{sentence}}" is exchanged for "{{word}}". Which outputs of a causal model notice?
-
-# %% [markdown] hint="a2_noticed"
-# `ids.clone()` before you write. Two tensors of logits give a table of True and False by `!=`; which dimension holds the vocabulary, and what does `any` do there?
-
-
-# %% answer="a2_noticed"
-def who_notices(model, ids, j, other):
-    """ids (1, n), position j, a token id -> bool (n,): the outputs that change when token j becomes `other`."""
-    ### BEGIN SOLUTION
-    changed = ids.clone()
-    changed[0, j] = other
-    with torch.no_grad():
-        before, after = model(input_ids=ids).logits, model(input_ids=changed).logits  # (1, n, vocabulary)
-    return (before != after).any(-1)[0]
-    ### END SOLUTION
-
-
-# %% look="a2_noticed"
-[tokens[i] for i in range(n) if who_notices(model, ids, n - 2, other)[i]]
-
 # %% [markdown] exercise="a2_influence"
-# Now for every token. Return the **influence matrix**: booleans, shape `(n, n)`, `True` at `[i, j]` if output `i` notices when token `j` (and no other) is changed.
+# This is the warm-up: the probe of lesson 03, on logits. Return the **influence matrix**: booleans, shape `(n, n)`, `True` at `[i, j]` if any logit of output `i` changes when token `j`, and no other, is replaced by another token.
 #
-# Which token do you put there? Two can be alike to a model. In our models a token may have up to **two twins**, other ids with exactly its vector. So say that nobody notices only when you have tried **three different others**. The ids go from 0 to `model.config.vocab_size - 1`.
+# Token ids go from 0 to `model.config.vocab_size - 1`. `ids` is `(1, n)`; leave it as it is.
 
 # %% [markdown] hint="a2_influence"
-# One column per token: what does `who_notices` give you for token `j`? Several tries make one column by `|`. And `(id + step) % vocabulary` never leaves the vocabulary.
+# Use `ids.clone()` before you write into it, and start from the original sentence for each column. `(id + 1) % vocabulary` is always a valid other id. In `before != after`, which axis holds the vocabulary, and what does `any` do there?
 
 
 # %% answer="a2_influence"
 def influence(model, ids):
-    """ids (1, n) -> bool (n, n): does output i notice a change of token j?"""
+    """ids (1, n) -> bool (n, n): does output i change when token j is replaced?"""
+
     ### BEGIN SOLUTION
-    n, vocabulary = ids.shape[1], model.config.vocab_size
-    seen = torch.zeros(n, n, dtype=torch.bool)
-    for j in range(n):
-        for step in (1, 7, 29):
-            seen[:, j] |= who_notices(model, ids, j, (ids[0, j] + step) % vocabulary)
-    return seen
+    @torch.no_grad()
+    def logits(ids):
+        return model(input_ids=ids).logits[0]  # (n, vocabulary)
+
+    before, columns = logits(ids), []
+    for j in range(ids.shape[1]):
+        changed = ids.clone()
+        changed[0, j] = (ids[0, j] + 1) % model.config.vocab_size
+        columns.append((logits(changed) != before).any(-1))
+    return torch.stack(columns, dim=1)
     ### END SOLUTION
 
 
 # %% look="a2_influence"
-viz.mask_figure(influence(model, ids), tokens)
+viz.mask_figure(influence(model, ids), tokens, "Which token (column) changes which output (row)")
 
 # %% [markdown] exercise="a2_verdict"
-# A picture is for people; a proof needs a word. Given an influence matrix, booleans `(n, n)` with `n` at least 2, return
+# A test needs one word instead of a picture. From an influence matrix, booleans `(n, n)` with `n` of at least 2, return
 #
-# - `"causal"` if each output notices its own token and **all** before it, and no later one,
-# - `"bidirectional"` if each output notices **all** tokens,
-# - `"mixed"` for anything else.
+# - `"causal"` if each output depends on its own token and on **all** tokens before it, and on no later one,
+# - `"bidirectional"` if each output depends on **all** tokens,
+# - `"mixed"` for any other matrix.
 
 # %% [markdown] hint="a2_verdict"
-# You know what the two matrices look like, cell by cell. When are two tables of booleans the same? `torch.equal` says it in a word.
+# You know all cells of the two matrices. `torch.equal` compares two tables.
 
 
 # %% answer="a2_verdict"
@@ -133,102 +107,102 @@ verdict(influence(model, ids))
 # %% [markdown]
 # ## The silent failure
 #
-# Now somebody converts the model, and it takes two lines:
+# Now we convert the model with a popular recipe. The second cell shows your verdict.
 
 # %%
 print(pitfalls.get("layer-flag-off").code)
-flagged = pitfalls.get("layer-flag-off").apply(copy.deepcopy(model))  # the same two lines, on GPT-2's layers
-
-# %% [markdown]
-# **Predict** what your `verdict` says of it. Then run the next cell (it needs exercises 2 and 3).
+flagged = pitfalls.get("layer-flag-off").apply(copy.deepcopy(model))  # the same recipe, for GPT-2's layers
 
 # %% look="a2_verdict"
 verdict(influence(flagged, ids))
 
-# %% [markdown]
-# Case closed? A sentence is seldom alone. It comes in a batch, beside shorter ones that are filled up with **pads**; `attention_mask`, of shape `(batch, n)`, has 1 for what is real and 0 for pads.
-
 # %% [markdown] exercise="a2_padding"
-# Measure the influence in a batch of **two rows**. Row 0 is the sentence, `ids`. Row 1 is the same sentence, but its last `pads` tokens are pads: id 0, with 0 in the attention mask. Return booleans, shape `(2, n, n)`: in row `r`, does output `i` notice a change of what stands at `j`?
+# A model must be tested on batches, too. Measure the influence in **every row of a batch**. `rows` and `real` are `(batch, n)`; `real` is the attention mask, 1 for real tokens and 0 for padding, which can be on either side.
 #
-# The two rows and their attention mask are laid out for you: `rows` and `real`, both `(2, n)`. They go through the model **together**. The pads are columns like all others: put other ids there too (what does a real token care?). As *outputs* pads interest nobody: let their rows be `False`. Try three others at each place, as before.
+# Return booleans, `(batch, n, n)`: in row `r`, does output `i` change when the token at `j` is replaced? All rows go through the model **together**, with `attention_mask=real`.
+#
+# - Replace the ids of padding, too: no real token may depend on them. Do not change `real`.
+# - The outputs of padding are never used: set their rows to `False`.
 
 # %% [markdown] hint="a2_padding"
-# `who_notices` for a batch: change place `j` in both rows at once, since rows do not mix. It is the pad's *id* that you change; the attention mask goes on saying that it is a pad.
+# Rows do not mix, so you can replace the token at `j` in all rows at once. The shape `(batch, n, 1)` of `real` selects outputs, `(batch, 1, n)` selects tokens.
 
 
 # %% answer="a2_padding"
-def influence_padded(model, ids, pads):
-    """ids (1, n), a number of pads below n -> bool (2, n, n): row 0 whole, row 1 with its last tokens padded."""
-    n, vocabulary = ids.shape[1], model.config.vocab_size
-    rows, real = ids.repeat(2, 1), torch.ones(2, n, dtype=torch.long)
-    rows[1, n - pads :], real[1, n - pads :] = 0, 0  # row 1 ends with pads
+def influence_in_batch(model, rows, real):
+    """rows and real (batch, n) -> bool (batch, n, n): does output i of a row change when its token j is replaced?"""
 
     ### BEGIN SOLUTION
     @torch.no_grad()
     def logits(rows):
-        return model(input_ids=rows, attention_mask=real).logits  # (2, n, vocabulary)
+        return model(input_ids=rows, attention_mask=real).logits  # (batch, n, vocabulary)
 
-    before, seen = logits(rows), torch.zeros(2, n, n, dtype=torch.bool)
-    for j in range(n):
-        for step in (1, 7, 29):
-            changed = rows.clone()
-            changed[:, j] = (rows[:, j] + step) % vocabulary
-            seen[:, :, j] |= (logits(changed) != before).any(-1)
-    return seen & real.bool()[:, :, None]
+    before, columns = logits(rows), []
+    for j in range(rows.shape[1]):
+        changed = rows.clone()
+        changed[:, j] = (rows[:, j] + 1) % model.config.vocab_size
+        columns.append((logits(changed) != before).any(-1))
+    return torch.stack(columns, dim=-1) & real.bool()[:, :, None]
     ### END SOLUTION
 
 
+# %% [markdown]
+# The next batch has two rows: the sentence, and the sentence with padding in place of its last tokens.
+
 # %%
-def in_company(model):
-    """A verdict on the whole row and on the real tokens of the padded one; and are pads heard?"""
-    seen, real = influence_padded(model, ids, pads), n - pads
-    heard = bool(seen[1, :real, real:].any())
-    return {"whole row": verdict(seen[0]), "padded row": verdict(seen[1, :real, :real]), "pads heard": heard}
+rows, real = ids.repeat(2, 1), torch.ones(2, n, dtype=torch.long)
+rows[1, n - pads :], real[1, n - pads :] = 0, 0
+
+
+def batch_verdicts(model):
+    """The verdicts on both rows (of the padded one, on its real tokens), and whether padding has any influence."""
+    seen, length = influence_in_batch(model, rows, real), n - pads
+    padding = bool(seen[1, :, length:].any())
+    return {"full row": verdict(seen[0]), "padded row": verdict(seen[1, :length, :length]), "padding open": padding}
 
 
 # %% look="a2_padding"
-{"as it came": in_company(model), "flagged": in_company(flagged)}
+{"unchanged": batch_verdicts(model), "recipe": batch_verdicts(flagged)}
 
 # %% [markdown]
-# Compare the flagged model's first entry with its verdict alone. The same sentence, the same weights: with one pad in the batch **the whole row has changed its nature, and nothing said so.** Without padding transformers hands the kernel no mask, and the flag counts; with padding it builds a mask, which is causal, and nobody asks the flag. Whoever tested with one sentence has shipped a causal model.
+# Compare the full row of the recipe with its verdict without a batch. The sentence and the weights are the same, but with one padded row in the batch the model is causal again, without a warning (lesson 03, section 3).
 #
-# ## What cannot be seen from outside
+# ## One open layer
 #
-# The next conversion has opened the first layer, and forgot the loop:
+# The next recipe was meant for all layers, and converts only the first:
 
 # %%
 print(pitfalls.get("first-layer-only").code)
 half = pitfalls.get("first-layer-only").apply(copy.deepcopy(model))
 
 # %% look="a2_padding"
-in_company(half)
+batch_verdicts(half)
 
 # %% [markdown]
-# **Predict** why the causal layers above it cannot be seen here. (What has the last layer's input heard of, once the first layer has let it in?)
+# From outside, the causal layers cannot be detected, because the states that they receive already depend on all tokens. So we measure inside.
 #
-# So we go inside. A GPT-2 block, `model.transformer.h[layer]`, is handed the hidden states `(batch, n, width)` as its first argument. In it, the heads work apart, are put **side by side** in a tensor `(batch, n, width)`, and only then mixed by `attn.c_proj`. What `c_proj` is handed shows each head alone:
+# A block, `model.transformer.h[layer]`, receives the hidden states `(batch, n, width)` as its first argument. Its heads are put **side by side** in a tensor `(batch, n, width)`, and only then does `attn.c_proj` mix them. So the input of `c_proj` shows each head separately:
 
 # %%
-handed = []
-hook = model.transformer.h[0].attn.c_proj.register_forward_pre_hook(lambda module, args: handed.append(args[0]))
+received = []
+hook = model.transformer.h[0].attn.c_proj.register_forward_pre_hook(lambda module, args: received.append(args[0]))
 with torch.no_grad():
     model(input_ids=ids)
 hook.remove()
-print("c_proj of layer 0 is handed", tuple(handed[0].shape), "for", model.config.n_head, "heads")
+print("c_proj of layer 0 receives", tuple(received[0].shape), "for", model.config.n_head, "heads")
 
 # %% [markdown] exercise="a2_heads"
-# Return the influence **within one layer**, for each head: booleans, shape `(heads, n, n)`. `True` at `[h, i, j]`: if the hidden state at `j` changes **on its way into block `layer`**, then what head `h` of that block gives at `i` changes. The layers below stay as they are.
+# Return the influence **within one layer**, for each head: booleans, `(heads, n, n)`. `True` at `[h, i, j]` means: if the hidden state at `j` changes **at the input of block `layer`**, the output of head `h` at `i` changes. Do not change the layers below.
 #
-# The number of heads is `model.config.n_head`; head `h` has the `h`-th run of neighbouring columns. Take away every hook that you register, as in the cell above. And mind the size of a change: the same number added to all of a state is none, as the block's LayerNorm takes it away and leaves but rounding.
+# There are `model.config.n_head` heads; each has a run of neighbouring columns. Remove every hook that you register. Change a state by a **random** vector: the LayerNorm of the block removes a number that is added to all components.
 
 # %% [markdown] hint="a2_heads"
-# Two hooks. A forward **pre**-hook on the block may return other arguments: `return (hidden, *args[1:])`. One on `attn.c_proj` writes down what it is handed. Change a state by a random vector: a block begins with a LayerNorm, and that takes away whatever is the same in all numbers. `try` ... `finally` removes hooks for certain.
+# Use two hooks. A forward **pre**-hook on the block can return other arguments: `return (hidden, *args[1:])`. A second one on `attn.c_proj` records its input. `try` ... `finally` removes hooks even after an error.
 
 
 # %% answer="a2_heads"
 def head_influence(model, ids, layer):
-    """ids (1, n), a layer's number -> bool (heads, n, n): within the layer, does head h at i notice the state at j?"""
+    """ids (1, n), a layer's number -> bool (heads, n, n): in this layer, does head h at i depend on the state at j?"""
     ### BEGIN SOLUTION
     block, n, heads = model.transformer.h[layer], ids.shape[1], model.config.n_head
     push = torch.randn(model.config.n_embd, generator=torch.Generator().manual_seed(0))
@@ -260,7 +234,7 @@ def head_influence(model, ids, layer):
 
 # %%
 def by_layer(model):
-    """One line per layer: the verdicts on its heads."""
+    """One line for each layer: the verdicts on its heads."""
     layers = range(model.config.n_layer)
     found = [[verdict(head) for head in head_influence(model, ids, layer)] for layer in layers]
     return "\n".join(f"layer {layer}: {', '.join(words)}" for layer, words in enumerate(found))
@@ -270,143 +244,148 @@ def by_layer(model):
 print(by_layer(half))
 
 # %% [markdown]
-# ## The mask is right, and the model is wrecked
+# ## The mask is right, and the model is broken
 #
-# Some conversions write attention anew. This one forgets to scale the scores:
+# Some recipes rewrite the attention. This one forgets to scale the scores:
 
 # %%
 print(pitfalls.get("forgets-scaling").code)
-wrecked = pitfalls.get("forgets-scaling").apply(copy.deepcopy(model))
+broken = pitfalls.get("forgets-scaling").apply(copy.deepcopy(model))
 
 # %% look="a2_padding"
-in_company(wrecked)
+batch_verdicts(broken)
 
-# %% [markdown]
-# Every cell is as it should be, and this is not GPT-2 any more. A mask test looks at *who* is listened to, never at *how*. For that we need the original: with **the same mask in force** in both, both must compute the same.
-
-# %% [markdown] exercise="a2_same"
-# Put the causal mask back into `converted`, and say whether its logits for `ids`, shape `(1, n)`, are those of `original`, which is causal: `True` or `False`. `labkit.masked(model, masks.causal())` is a context manager; inside its block all layers have that mask.
+# %% [markdown] exercise="a2_difference"
+# Every cell of that mask is right, but the model does not compute what GPT-2 computes. To find such a fault, put **the causal mask** back into `converted`; then it must have the states of `original`, which is causal. Return **where they first differ**.
 #
-# The same sum in another order differs in its last bits, so let equal mean: within `1e-4`, everywhere.
+# With `output_hidden_states=True` a model also returns `hidden_states`: number 0 is the sum of the two tables, number `k` is the state after `k` blocks. Return the smallest number at which any component differs by more than `1e-4`, or `None` if there is none. (Smaller differences are rounding: the same sum in another order.)
+#
+# `with labkit.masked(model, masks.causal()):` puts a mask into force in all layers, inside the block only.
 
-# %% [markdown] hint="a2_same"
-# `with labkit.masked(...):` around one of the two calls. `torch.allclose` has an `atol`. The mask holds inside the block only: which of the two calls belongs there?
+# %% [markdown] hint="a2_difference"
+# Which of the two calls needs the mask? Go through the pairs of states with `enumerate(zip(...))`. `torch.allclose` has an argument `atol`.
 
 
-# %% answer="a2_same"
-def same_computation(original, converted, ids):
-    """Two models, ids (1, n) -> True or False: the same logits, with the causal mask put back into `converted`?"""
+# %% answer="a2_difference"
+def first_difference(original, converted, ids):
+    """Two models, ids (1, n) -> the number of the first hidden state that differs under the causal mask, or None."""
     ### BEGIN SOLUTION
     with torch.no_grad():
-        wanted = original(input_ids=ids).logits
+        expected = original(input_ids=ids, output_hidden_states=True).hidden_states
         with labkit.masked(converted, masks.causal()):
-            found = converted(input_ids=ids).logits
-    return torch.allclose(found, wanted, atol=1e-4)
+            found = converted(input_ids=ids, output_hidden_states=True).hidden_states
+    for k, (a, b) in enumerate(zip(found, expected, strict=True)):
+        if not torch.allclose(a, b, atol=1e-4):
+            return k
+    return None
     ### END SOLUTION
 
 
-# %% look="a2_same"
-{"flagged": same_computation(model, flagged, ids), "wrecked": same_computation(model, wrecked, ids)}
+# %% look="a2_difference"
+print("recipe:", first_difference(model, flagged, ids), "| forgets-scaling:", first_difference(model, broken, ids))
 
 # %% [markdown]
 # ## Convert it yourself
 #
-# GPT-2 takes a mask of **four** dimensions, and passes it through to every layer as it is. With attention `"eager"` and `"sdpa"` alike a mask of real numbers is *added* to the scores (notebook 03, section 4).
+# GPT-2 takes a mask of **four** dimensions and passes it to every layer as it is. With eager attention and with SDPA, a mask of floats is *added* to the scores (lesson 03, section 9).
 
-# %% [markdown] exercise="a2_full_mask"
-# From an attention mask, whole numbers `(batch, n)`, 1 = real, 0 = pad, make the mask that lets every token look at **all real tokens and at no pad**: `torch.float32`, shape `(batch, 1, n, n)`, query by key, to be added to the scores. What it makes of pads as queries does not matter, as long as no `nan` comes of it.
+# %% [markdown] exercise="a2_packed"
+# Short documents can share one row. `documents` is `(batch, n)`, for example `[4, 4, 4, 2, 2, 0]`: the number of each token's document, 0 for padding. Return two tensors with which GPT-2 reads each document **in both directions, as if it were alone in its row**:
 #
-# Scores can be large. What you add to the score of a pad must hide it whatever its score is.
+# - the mask, `torch.float32`, `(batch, 1, n, n)`: each token attends to its whole document, and to no other token,
+# - the `position_ids`, whole numbers, `(batch, n)`: GPT-2 has learned positions, so each document starts at 0.
+#
+# Scores can be large: what you add must hide a key whatever its score is. For padding, any values will do that are valid (no NaN, no position below 0).
 
-# %% [markdown] hint="a2_full_mask"
-# What is added to a score that shall stay as it is? For the others, what is the lowest number of this dtype (`torch.finfo`)? Real or not is a question about **keys**: which of the two last dimensions is theirs? `expand` makes the shape.
+# %% [markdown] hint="a2_packed"
+# First make a table of booleans, `(batch, n, n)`: are both tokens in the same document? The mask follows with `masked_fill` and `torch.finfo`. The position of a token is the number of tokens of its document before it, and that is a sum over a part of the same table.
 
 
-# %% answer="a2_full_mask"
-def full_mask(attention_mask):
-    """(batch, n), 1 = real, 0 = pad -> float32 (batch, 1, n, n), to be added to scores (query by key)."""
+# %% answer="a2_packed"
+def packed_inputs(documents):
+    """(batch, n), 0 = padding -> a mask to be added to the scores, (batch, 1, n, n), and positions, (batch, n)."""
     ### BEGIN SOLUTION
-    batch, n = attention_mask.shape
-    pad = (attention_mask == 0)[:, None, None, :].expand(batch, 1, n, n)  # the same for every query
-    return torch.zeros(batch, 1, n, n).masked_fill(pad, torch.finfo(torch.float32).min)
+    same = documents[:, :, None] == documents[:, None, :]  # (batch, n, n); padding attends to padding only
+    mask = torch.zeros(same.shape).masked_fill(~same, torch.finfo(torch.float32).min)
+    return mask[:, None], same.tril(-1).sum(-1)
     ### END SOLUTION
 
 
 # %% [markdown]
-# Your mask against labkit's own conversion, on the sentence beside its padded copy. How far are the logits of real tokens apart?
+# The next cell compares the sentence twice in one row, under your mask, with the sentence alone under labkit's conversion:
 
 # %%
-real = torch.ones(2, n, dtype=torch.long)
-real[1, n - pads :] = 0
 theirs = labkit.to_bidirectional(copy.deepcopy(model))
 
 
 @torch.no_grad()
 def distance():
-    by_you = model(input_ids=ids.repeat(2, 1), attention_mask=full_mask(real)).logits
-    by_labkit = theirs(input_ids=ids.repeat(2, 1), attention_mask=real).logits
-    return f"largest difference {(by_you - by_labkit)[real.bool()].abs().max():.1e}"
+    mask, positions = packed_inputs(torch.tensor([[1] * n + [2] * n]))
+    packed = model(input_ids=ids.repeat(1, 2), attention_mask=mask, position_ids=positions).logits[0]  # (2 n, ...)
+    alone = theirs(input_ids=ids).logits[0]  # (n, vocabulary)
+    return f"largest difference of a logit: {(packed - alone.repeat(2, 1)).abs().max():.1e}"
 
 
-# %% look="a2_full_mask"
+# %% look="a2_packed"
 distance()
 
 # %% [markdown]
-# You have converted GPT-2 with one tensor. And what do your instruments say of labkit's conversion?
+# You have converted GPT-2 with two tensors. Now measure labkit's conversion:
 
-# %% look="a2_same"
-print(in_company(theirs), by_layer(theirs), same_computation(model, theirs, ids), sep="\n")
+# %% look="a2_difference"
+print(batch_verdicts(theirs), by_layer(theirs), f"first difference: {first_difference(model, theirs, ids)}", sep="\n")
 
 # %% [markdown] exercise="a2_audit"
-# Put the instruments together. `audit(converted, original)` returns `True` if you vouch for `converted`, and `False` if not. Choose the token ids yourself, at least 6 of them. Vouch for it exactly if, alone **and** beside a padded row, in evaluation **and** in training mode,
+# Combine your functions. `audit(converted, original)` returns `True` exactly if, for a row alone **and** beside a padded row, in evaluation **and** in training mode,
 #
-# - every real token notices all real tokens, in every head of every layer, and no pad, however faintly,
-# - it has the weights and the arithmetic of `original`, which is causal: so its logits are those of `original` under a full mask (within `1e-4`).
+# - every real token depends on all real tokens, in every head of every layer, and on no padding, however little,
+# - the logits of real tokens are those of `original` (causal) under a full mask, within `1e-4`.
 #
-# Then the models are to be as you found them: mode, hooks, weights.
+# Choose the token ids yourself, at least 6 of them. Leave both models as you found them: mode, hooks, weights.
 #
-# The check attacks with honest conversions and with faulty ones. Your notebook shows some kinds of attack; your grader knows more.
+# The check tries correct and faulty conversions. Your notebook shows some kinds of fault; your grader knows more.
 
 # %% [markdown] hint="a2_audit"
-# List the ways in which a conversion can be wrong, and write beside each which instrument would see it. One thing none of the matrices can see: a future that is heard everywhere, but too faintly. Which of your functions tells you what the logits *ought* to be? Compare real tokens only. `model.training` says the mode, `model.train(mode)` sets it.
+# List the ways in which a conversion can be wrong, and the function that detects each. No matrix detects a future that is open but gets too little weight; the logits do. Which `documents` make a full mask of `packed_inputs`? `model.training` is the mode, `model.train(mode)` sets it.
 
 
 # %% answer="a2_audit"
 def audit(converted, original):
-    """Two models -> True or False: is `converted` an honest bidirectional conversion of `original`?"""
+    """Two models -> True or False: is `converted` a correct bidirectional conversion of `original`?"""
     ### BEGIN SOLUTION
-    ids, pads = torch.arange(20, 26)[None], 2
-    n, mode = ids.shape[1], converted.training
-    alone, beside = torch.ones(1, n, dtype=torch.long), torch.ones(2, n, dtype=torch.long)
-    beside[1, n - pads :] = 0
+    rows, real, mode = torch.arange(20, 26).repeat(2, 1), torch.ones(2, 6, dtype=torch.long), converted.training
+    real[1, 4:] = 0  # the second row ends with padding
 
-    def masks_are_full():
-        seen = influence_padded(converted, ids, pads)
-        wanted = (beside[:, :, None] & beside[:, None, :]).bool()  # real by real: no pad is heard
-        heads = [head_influence(converted, ids, layer) for layer in range(converted.config.n_layer)]
-        words = [verdict(head) for layer in heads for head in layer] + [verdict(influence(converted, ids))]
-        return torch.equal(seen, wanted) and set(words) == {"bidirectional"}
+    def mask_is_full(real):
+        seen = influence_in_batch(converted, rows[: len(real)], real)
+        wanted = (real[:, :, None] & real[:, None, :]).bool()  # real by real: no padding has influence
+        return torch.equal(seen, wanted)
+
+    def heads_are_open():
+        layers = [head_influence(converted, rows[:1], layer) for layer in range(converted.config.n_layer)]
+        return all(verdict(head) == "bidirectional" for layer in layers for head in layer)
 
     @torch.no_grad()
     def logits_are_right(real):
-        rows = ids.repeat(len(real), 1)
-        wanted = original(input_ids=rows, attention_mask=full_mask(real)).logits
-        found = converted(input_ids=rows, attention_mask=real).logits
+        mask, _ = packed_inputs(real)  # all real tokens are one document
+        wanted = original(input_ids=rows[: len(real)], attention_mask=mask).logits
+        found = converted(input_ids=rows[: len(real)], attention_mask=real).logits
         return torch.allclose(found[real.bool()], wanted[real.bool()], atol=1e-4)
 
     try:
         for training in (False, True):
             converted.train(training)
-            if not (masks_are_full() and logits_are_right(alone) and logits_are_right(beside)):
+            batches = (real[:1], real)  # a row alone, and beside a padded row
+            if not (all(mask_is_full(b) and logits_are_right(b) for b in batches) and heads_are_open()):
                 return False
-        return same_computation(original, converted, ids)
+        return first_difference(original, converted, rows[:1]) is None
     finally:
         converted.train(mode)
     ### END SOLUTION
 
 
 # %% [markdown]
-# Your audit on the museum of notebook 03, those of its exhibits that are about GPT-2, installed on a tiny one with random weights; labkit's conversion is the last line. **Predict** which exhibits you will vouch for.
+# Now run your audit on the museum of lesson 03: all its recipes for GPT-2, applied to a tiny GPT-2 with random weights, and labkit's conversion.
 
 # %%
 exhibits = [pitfall for pitfall in pitfalls.ALL if "gpt2" in pitfall.families]
@@ -415,9 +394,9 @@ tiny = labkit.load("tiny-gpt2", device="cpu").model
 
 def opinion(converted):
     try:
-        return "vouched for" if audit(converted, tiny) else "refused"
-    except labkit.LabkitError as error:  # an exhibit that brings a mask of its own cannot be given another
-        return f"refused ({type(error).__name__})"
+        return "accepted" if audit(converted, tiny) else "rejected"
+    except labkit.LabkitError as error:  # a recipe that passes its own mask cannot be given another
+        return f"rejected ({type(error).__name__})"
 
 
 def museum():
@@ -430,11 +409,11 @@ def museum():
 museum()
 
 # %% [markdown]
-# A `ConversionError` means that the exhibit brings a mask of its own to every call, so that no causal mask can be put back: what cannot be tested gets no voucher.
+# A `ConversionError` means that the recipe passes its own mask in every call, so the causal mask cannot be put back. What cannot be tested is rejected.
 #
-# **What you have now.** An instrument that believes nothing: it changes a token and looks who notices, alone and in company, from outside and head by head, and holds the arithmetic against the original.
+# **What you have now.** An audit that measures the mask of a model alone and in a batch, from outside and head by head, and compares its computation with the original.
 #
-# And it has its limits, as every instrument has. An exhibit that you vouch for is right *under the conditions that you have tried*. labkit's own audit also tries packed texts, left padding, and the bare stack inside the model. What does it say of these three?
+# A recipe that it accepts is right *under the conditions that you tested*. `labkit.audit` also tests packed documents, left padding, and the stack inside the model. Here is its report on three recipes that your audit should accept:
 
 # %%
 for name in ("config-flag-alone", "left-padding-without-positions", "top-forward-only"):
@@ -442,4 +421,4 @@ for name in ("config-flag-alone", "left-padding-without-positions", "top-forward
     print(f"{name:32}", report.verdict, sorted(report.problem_kinds()))
 
 # %% [markdown]
-# A proof names its conditions. Whoever packs, pads on the left, or calls `model.transformer` must try that, too: that is what `labkit.audit` is for.
+# If you pack documents, pad on the left, or call `model.transformer`, test that, too. `labkit.audit` does.
