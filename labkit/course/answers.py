@@ -66,7 +66,7 @@ class Answer:
             raise Mistake(f"{self.name} to return something that can be judged", str(error)) from None
 
 
-def local_answer(name: str, value: Any, assignment: str, seconds: float = 5.0) -> Answer:
+def local_answer(name: str, value: Any, assignment: str, seconds: float = 10.0) -> Answer:
     """The answer `value`, an object of this process."""
 
     def ask(request: Request) -> Reply:

@@ -69,7 +69,7 @@ class Outcome:
     """The result of an exercise, as a notebook shows it.
 
     `status`: one of SIGNS. `message`: the first mistake. `likely`: the cause in it that labkit names. `failed`: the
-    names of the parts that gave no points. Hidden parts count only where graders ask.
+    names of the parts that gave no points. `later`: the points of hidden parts, which only graders ask.
     """
 
     exercise: str
@@ -79,9 +79,11 @@ class Outcome:
     message: str = ""
     likely: str = ""
     failed: list = field(default_factory=list)
+    later: int = 0
 
     def __repr__(self) -> str:
-        head = f"{SIGNS[self.status]} {self.exercise}: {self.status} ({self.points} of {self.out_of} points)"
+        later = f"; {self.later} more when it is graded" if self.later else ""
+        head = f"{SIGNS[self.status]} {self.exercise}: {self.status} ({self.points} of {self.out_of} points{later})"
         failed = f"Not passed: {', '.join(self.failed)}" if self.status == "partly" else ""
         return "\n".join(filter(None, (head, failed, self.message)))
 
@@ -123,12 +125,13 @@ class Exercise:
         parts = [part for part in self.parts if hidden or not part.hidden]
         rounds = [replace(variant, round=i) for i in range(ROUNDS if hidden else 1)]
         out_of, failed, first = sum(part.points for part in parts), [], None
+        later = self.points - out_of
         for part in parts:
             try:
                 mistake = next(filter(None, (part.mistake(answer, draws) for draws in rounds)), None)
             except NotBegun:
                 if part is parts[0]:
-                    return Outcome(self.name, "not begun", 0, out_of, failed=[part.name for part in parts])
+                    return Outcome(self.name, "not begun", 0, out_of, failed=[part.name for part in parts], later=later)
                 mistake = f"Not begun: {part.name}."
             if mistake:
                 failed.append(part)
@@ -136,7 +139,7 @@ class Exercise:
         points = out_of - sum(part.points for part in failed)
         status = "right" if not failed else "partly" if points else "wrong"
         message, likely = clean(first or ""), getattr(first, "likely", None) or ""
-        return Outcome(self.name, status, points, out_of, message, likely, [part.name for part in failed])
+        return Outcome(self.name, status, points, out_of, message, likely, [part.name for part in failed], later)
 
 
 @dataclass

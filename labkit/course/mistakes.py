@@ -25,7 +25,7 @@ class Mistake(Exception):
         self.expected, self.came, self.likely = expected, came, likely
 
     def __str__(self) -> str:
-        text = f"Expected: {self.expected}\nCame:     {self.came}"
+        text = f"Expected: {self.expected}\nGot:      {self.came}"
         return f"{text}\nLikely:   {self.likely}" if self.likely else text
 
 

@@ -164,7 +164,7 @@ def test_a_later_part_that_is_not_begun_leaves_the_points_of_the_first(of):
     assert (outcome.status, outcome.points) == ("partly", 2)
 
 
-@pytest.mark.parametrize(("wrong", "came"), [("bd", "Came:     b"), ("", "")])
+@pytest.mark.parametrize(("wrong", "came"), [("bd", "Got:      b"), ("", "")])
 def test_cases_are_asked_in_rounds_and_in_a_drawn_order_and_the_first_mistake_counts(of, wrong, came):
     asked = []
 

@@ -15,9 +15,9 @@ from labkit.course.exercises import Assignment
 from labkit.course.mistakes import expect_tensor, lacks_cells
 from labkit.course.variant import Variant
 
-ASSIGNMENT = A3 = Assignment("a3", "Leakage and masked-language modelling", minutes=85)
+ASSIGNMENT = A3 = Assignment("a3", "Leakage and masked-language modelling", minutes=80)
 A3.exercise("a3_packed_loss", "The loss of packed rows", "packed_loss", difficulty=2, minutes=10)
-A3.exercise("a3_proof", "A loss that proves a leak", "proof_threshold", difficulty=4, minutes=13)
+A3.exercise("a3_proof", "A loss that proves a leak", "proof_threshold", difficulty=3, minutes=10)
 A3.exercise("a3_document_leaks", "Leaks between documents", "document_leaks", difficulty=3, minutes=17)
 A3.exercise("a3_infill", "Predict spans at the end", "infill", difficulty=3, minutes=15)
 A3.exercise("a3_order_masks", "Masks for another order", "order_masks", difficulty=3, minutes=12)

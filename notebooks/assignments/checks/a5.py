@@ -392,6 +392,7 @@ def the_parameters(answer: Answer, variant: Variant, case: str) -> None:
     suspects = {
         "You counted keys or values. A column has both.": context // size * one // 2,
         "You counted one layer.": context // size * one // layers,
+        "Block 0 has a column, too.": (context // size - 1) * one,
         "You counted a column for each position. There is one for each block.": context * one,
         "You counted dim columns. There is one for each block of the context.": dim * one,
         "You counted dim columns for each block. Positions share the columns.": dim * context // size * one,

@@ -9,7 +9,7 @@
 # %% [markdown]
 # # A1 · Masks and attention by hand
 #
-# **Seven functions, and you have attention.** You write masks that the lessons do not contain, then scores, weights and heads under such masks. At the end you compute how far information travels through a stack of layers with different masks.
+# **Seven functions, and you have attention.** After a warm-up, you write masks that the lessons do not contain, then scores, weights and heads under such masks. At the end you compute how far information travels through a stack of layers with different masks.
 #
 # | | |
 # |---|---|
@@ -100,7 +100,7 @@ def prefix_mask(lengths, prefixes, n):
 mask_figure(dict(zip(["2 pads, question of 3", "question of 2"], prefix_mask([n - 2, n], [3, 2], n), strict=True)))
 
 # %% [markdown] exercise="a1_scores"
-# Each token has a query vector and a key vector of size `d`. The score of a pair is their dot product, divided by the square root of `d`. ALiBi (Press et al. 2022) uses no position table. It subtracts a penalty from each score, `slope * |i - j|`, so a head prefers near tokens. Each head has its own slope.
+# Each token has a query vector and a key vector of size `d`. The score of a pair is their dot product, divided by the square root of `d`. ALiBi (Press et al. 2022) uses no position table. It subtracts a penalty from each score, `slope` times the distance, so a head prefers near tokens. Each head has its own slope. (ALiBi is causal; with `|i - j|` the penalty also works without a causal mask.)
 #
 # `q` and `k` have the shape `(heads, n, d)`, `slopes` has the shape `(heads,)`. Return the scores, `(heads, n, n)`, query by key.
 #
@@ -123,7 +123,7 @@ def biased_scores(q, k, slopes):
 # %% [markdown] exercise="a1_weights"
 # Turn scores into weights: in each row a softmax over the keys that the mask allows, and exactly 0 for the others. It must hold for scores of any size, also around -10,000.
 #
-# Some queries may attend to nothing, such as a padding token in exercise 3 if the question is empty. Apply the rule of lesson 01, section 11: **a query that may attend to nothing attends to itself alone.** Without this rule the row becomes NaN, zeros or equal weights, depending on the backend. With it, the result is never NaN and is the same on every backend.
+# Some queries may attend to nothing, such as a padding token in exercise 3 if the question is empty. Apply the rule of lesson 01, section 11: **a query that may attend to nothing attends to itself alone.** Without this rule the row becomes NaN, zeros or equal weights, depending on the backend and on the number that closes a key. With it, the result is never NaN and is the same on every backend.
 
 # %% [markdown] hint="a1_weights"
 # Change the mask first: `any` finds the rows without a key, and `torch.eye` has each query's own cell. Then `masked_fill` replaces the forbidden scores. Which number becomes exactly 0 in a softmax?
@@ -171,7 +171,7 @@ def multi_head(x, w_q, w_k, w_v, slopes, masks):
 # Example: for two layers with a window of 2 and `n = 4`, the last row is `[-1, 2, 1, 0]`.
 
 # %% [markdown] hint="a1_stack"
-# Keep a table of who has been influenced by whom so far; at first it is the diagonal. In each layer, a product of two matrices finds all paths through one more token. Which of the two is the mask of the layer, and in which order do you multiply?
+# Keep a table of which tokens have influenced which so far; at first it is the diagonal. In each layer, a product of two matrices finds all paths through one more token. Which of the two is the mask of the layer, and in which order do you multiply?
 
 
 # %% answer="a1_stack"
@@ -204,4 +204,4 @@ values_figure(
 )
 
 # %% [markdown]
-# **What you have now.** Four local layers reach four tokens back. One global layer gives the last token the whole text, and its place in the stack decides how many later layers can use it. In the same way, one cell open to the future in one layer is enough to make a model non-causal. So `labkit.audit` also changes the input of the whole model and compares its outputs. In A2 you write such an audit.
+# **What you have now.** Four local layers with a window of 2 reach four tokens back. One global layer gives the last token the whole text, and its place in the stack decides how many later layers can use it. In the same way, one cell open to the future in one layer is enough to make a model non-causal. So `labkit.audit` also changes the input of the whole model and compares its outputs. In A2 you write such an audit.

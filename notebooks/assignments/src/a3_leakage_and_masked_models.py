@@ -11,12 +11,12 @@
 #
 # **No prediction may depend on what it must predict.** You apply this rule where the lessons did not: to packed rows, to spans that are moved to the end of a text, to tokens in another order, and to words of several tokens.
 #
-# You will have built a loss for packed rows, a threshold that proves a leak, a test that finds which document leaks into which, two objectives, and a score for masked models.
+# You build a loss for packed rows, a threshold that proves a leak, a test that finds which document leaks into which, two objectives, and a score for masked models.
 #
 # | | |
 # |---|---|
 # | **You need** | lessons `05_next_token_leakage` and `06_new_objectives` |
-# | **Time and points** | 85 minutes, 24 points, six exercises |
+# | **Time and points** | about 80 minutes, 24 points, six exercises |
 #
 # After each exercise, a check calls your function and states the probable cause of a mistake. You can skip an exercise. Cells with `check.look` show what your function returns, once you have written it.
 
@@ -94,7 +94,7 @@ def packed_loss(logits, ids, documents):
 [float(packed_loss(torch.zeros(1, 3 * n, V), packed[None], documents[None])), math.log(V)]
 
 # %% [markdown] exercise="a3_proof"
-# On random tokens, no causal model has an **expected** loss below $\ln V$ (lesson 05). On a few tokens, its loss can be lower by luck. How much lower proves a leak?
+# On random tokens, no causal model has an **expected** loss below $\ln V$ (lesson 05). On a few tokens, its loss can be lower by luck. How low must it be to prove a leak?
 #
 # A text of `count` random tokens, each of $V$ = `vocab_size` equally likely, has the probability $P = V^{-\text{count}}$. A causal model gives the text $x$ the probability $Q(x)$; its mean loss is $-\ln Q(x)$ divided by `count`. The mean of $Q/P$ over all texts is
 #
@@ -236,12 +236,12 @@ torch.as_tensor(document_leaks(models[0], packed, documents, V)).int()
 # </details>
 
 # %% [markdown] exercise="a3_infill"
-# A causal model can use the right context **without losing its mask**: move a span to the end of the row, and predict it there, after all the rest (Raffel et al. 2020, T5; Fried et al. 2022, InCoder).
+# A causal model can use the right context **without losing its mask**: move a span to the end of the row, and predict it there, after all the rest (Aghajanyan et al. 2022, CM3; Fried et al. 2023, InCoder).
 #
 # - `ids` is `(n,)`, int64. `spans` is a list of `(start, stop)` from left to right, not touching; `stop` is not included.
 # - `sentinels` is a list of ids, one for each span or more; `end` is an id.
 # - **Inputs**: the text with one sentinel in place of each span; then, for each span, its sentinel again and its tokens.
-# - **Targets** (`targets[i]` is predicted at position `i`): the tokens of each span, and `end` after its last one. All other positions get -100.
+# - **Targets** (`targets[i]` is predicted at position `i`): the tokens of each span, and `end` after its last one; `end` occurs only here. All other positions get -100.
 #
 # Return `(inputs, targets)`. Example: for `ids` 5 6 7 8 9, spans `[(1, 3)]`, sentinels `[1]` and `end` 0, the inputs are 5 1 8 9 1 6 7; the targets are four times -100, then 6 7 0.
 
@@ -305,7 +305,7 @@ mask_figure(dict(zip(["content", "query"], order_masks(order), strict=True)), de
 # This does not leak in deeper layers either: if `k` is predicted before `j`, and `j` before `i`, then `k` is predicted before `i`. With the order 0, 1, 2, ... content is the causal mask.
 
 # %% [markdown] exercise="a3_word_perplexity"
-# The pseudo-perplexity of lesson 06 hides **one token at a time**. Inside a word, that is a leak: `##tha` gives `Mar` away, and `Mar` gives `##tha` away. Kauf and Ivanova (2023) therefore hide a token **together with the later tokens of its word**.
+# The pseudo-perplexity of lesson 06 hides **one token at a time**. Inside a word, that is a leak: a model can predict `Mar` from `##tha`, and `##tha` from `Mar`. Kauf and Ivanova (2023) therefore hide a token **together with the later tokens of its word**.
 #
 # - `model(ids)` takes `(batch, n)` and gives logits `(batch, n, vocab)`. `ids` is one row, `(n,)`, int64; `mask_id` is an id.
 # - `words` is `(n,)`, int64: the number of a token's word, or -1 for a token that is neither hidden nor counted. The tokens of a word are neighbours.
@@ -362,6 +362,6 @@ scored = {kind: torch.tensor(words + [-1] * (n - 2)) for kind, words in scores.i
 {kind: round(float(word_perplexity(read, ids, words, MASK)), 2) for kind, words in scored.items()}
 
 # %% [markdown]
-# Nothing in the text tells which of the six names it is. The right probabilities cost $\ln 6$ nats for the first token of the name and 0 for the second: a score of $e^{(\ln 6) / 2} \approx 2.4$. Token by token, the score is near 1, because each half of the name gives the other half away. (After so few steps, our model is a little worse than that.)
+# Nothing in the text shows which of the six names it is. The right probabilities cost $\ln 6$ nats for the first token of the name and 0 for the second: a score of $e^{(\ln 6) / 2} \approx 2.4$. Token by token, the score is near 1, because each half of the name can be predicted from the other half. (After so few steps, our model is a little worse than that.)
 #
-# **What you have now.** The rule of lesson 05 in six forms: which pairs count in a packed row, how low a loss may be by luck, which document leaks into which, an objective that keeps the causal mask, one that replaces it by any order, and a score in which a word does not give itself away.
+# **What you have now.** You have applied the rule of lesson 05 in six forms: which pairs count in a packed row, how low a loss may be by luck, which document leaks into which, an objective that keeps the causal mask, one that replaces it by any order, and a score in which no part of a word is predicted from its later parts.

@@ -11,7 +11,7 @@
 #
 # **Two methods change which keys a query attends to, and both compute one softmax over two kinds of keys.** *Fusion* reads one question in several wordings and answers once. *Future attention* gives each position learned columns in place of later tokens.
 #
-# Do exercises 1 and 2, then **choose a track**: *fusion* (3 to 7) or *future* (8 to 12). If you do both, the better one counts. You will have built a mask, an identity of softmax, the parts of one method, and a test for it that we attack with faulty implementations.
+# Do exercises 1 and 2, then **choose a track**: *fusion* (3 to 7) or *future* (8 to 12). If you do both, the better one counts. You build a mask, use an identity of softmax, write the parts of one method, and a test for it that we attack with faulty implementations.
 #
 # | | |
 # |---|---|
@@ -194,7 +194,7 @@ def gap(N, M, with_bias):
 {(N, M): [f"{gap(N, M, with_bias):.0e}" for with_bias in (False, True)] for N, M in [(1, 1), (3, 1), (3, 2)]}
 
 # %% [markdown] exercise="a5_two_ways"
-# The rival of fusion reads each wording in a prompt of its own and **averages the logits**. Compare the two in the smallest case: one query, and one layer of attention whose output is multiplied by a matrix.
+# The alternative to fusion reads each wording in a prompt of its own and **averages the logits**. Compare the two in the smallest case: one query, and one layer of attention whose output is multiplied by a matrix.
 #
 # - `query` is `(d,)`; `prefix` is a pair of keys `(p, d)` and values `(p, d)`; `segments` is a list of such pairs, of different lengths; `readout` is `(d, vocab)`; all in `float64`.
 # - **averaged**: for each segment, attend to the prefix and to this segment only, and compute the logits `(vocab,)`. Return their mean.
@@ -241,7 +241,7 @@ def weights_of_groups(scores=(1.0, 1.0, 3.0, 1.0)):
 weights_of_groups()
 
 # %% [markdown]
-# Each row has the weights of the prefix and of wordings 1 to 3; *shares* is the softmax of the `lse` of the three prompts. An average of the separate outputs *with these shares* is equal to *fused*. So fusion in one layer **is** an average, but its shares are not 1/N: each query gives more weight to the wording that fits it better. Better answers do not follow: in lesson 15, fusion and averaged logits do not differ significantly.
+# Each row has the weights of the prefix and of wordings 1 to 3; *shares* is the softmax of the `lse` of the three prompts. An average of the separate outputs *with these shares* is equal to *fused*. So fusion in one layer **is** an average, but its shares are not 1/N: each query gives more weight to the wording that fits it better. This does not mean better answers: in lesson 15, fusion and averaged logits do not differ significantly.
 
 # %% [markdown] exercise="a5_joined_cache"
 # A fast engine needs no mask between segments. It reads the rows `prefix + segment` as a **batch**, where rows do not attend to each other, with padding at the end. Then it joins their keys and values into one cache, to which the cue attends.
@@ -339,7 +339,7 @@ n = len(text)
 text
 
 # %% [markdown] exercise="a5_block_columns"
-# Let one column stand for a **block** of positions, to save parameters: the context (the longest text that the model can read) is cut into blocks of `size` positions, and block `b` begins at `b * size`. `context` is a multiple of `size`.
+# One column represents a **block** of positions, to save parameters: the context (the longest text that the model can read) is cut into blocks of `size` positions, and block `b` begins at `b * size`. `context` is a multiple of `size`.
 #
 # Position `i` attends to the columns of the next `dim` blocks that **begin after** `i`, as far as the context has them. This must not depend on what comes after `i`.
 #
@@ -362,7 +362,7 @@ def block_columns(n, context, size, dim):
 torch.as_tensor(block_columns(n, 12, 2, 2)).int()
 
 # %% [markdown] exercise="a5_parameters"
-# Columns are parameters. In each of the `layers` layers, every block of the context has a learned key and a learned value of `width` numbers each (all heads together); `dim` is the one of exercise 8. If the model gets better, are the columns the reason, or only the additional parameters? A fair baseline is a plain model of the same size, with wider MLPs. One more hidden unit of an MLP has `width` weights into it, a bias, and `width` weights out of it.
+# Columns are parameters. In each of the `layers` layers, every block of the context (also block 0, which no position attends to) has a learned key and a learned value of `width` numbers each, all heads together; `dim` is the one of exercise 8. If the model gets better, are the columns the reason, or only the additional parameters? A fair baseline is a plain model of the same size, with wider MLPs. One more hidden unit of an MLP has `width` weights into it, a bias, and `width` weights out of it.
 #
 # Return a pair of whole numbers: the number of parameters of the columns in all layers, and the number of units by which **each** MLP must be widened so that the plain model has a number of parameters that is as near as possible.
 
@@ -430,7 +430,7 @@ directions()
 # They differ. If the future has a share $m$ of the weight, the past loses this share: the difference is the joint target minus $m$ times the causal output. So two reports on "the contribution of the future" can mean different things.
 
 # %% [markdown] exercise="a5_control_loss"
-# The control of lesson 16 trains columns on the future of **another text**. Here, the texts have different lengths. `guess` and `truth` are `(batch, n, d)`; `lengths` is a list; padding is at the end. A position has a future if its text has a next token.
+# The control of lesson 16 trains columns on the future of **another text**. Here, the texts have different lengths. `guess` (the prediction) and `truth` (the target) are `(batch, n, d)`; `lengths` is a list; padding is at the end. A position has a future if its text has a next token.
 #
 # Return two losses, tensors of one number: the mean of $(1 - \cos) / 2$ over all positions of the batch that count, each with the same weight.
 #
@@ -459,7 +459,7 @@ def control_loss(guess, truth, lengths):
 
 
 # %% [markdown] exercise="a5_causality"
-# A leaking model has a low loss and writes badly, so test a model before you train it. Write `is_causal(model)`. It returns True if **nothing** that comes after a position changes the output there, neither the later tokens nor their number; otherwise False. `model(ids)` takes whole numbers `(batch, n)`, from 0 to 39, with `n` from 1 to 48, and gives logits `(batch, n, vocab)`. It has no randomness.
+# A leaking model has a low loss and generates bad text, so test a model before you train it. Write `is_causal(model)`. It returns True if **nothing** that comes after a position changes the output there, neither the later tokens nor their number; otherwise False. `model(ids)` takes whole numbers `(batch, n)`, from 0 to 39, with `n` from 1 to 48, and gives logits `(batch, n, vocab)`. It has no randomness.
 #
 # Everything is computed in float64: outputs that differ by less than `1e-9` are equal. Your test must reject six leaking models (some leaks are small, far ahead or rare), and accept two causal ones.
 
@@ -488,4 +488,6 @@ def is_causal(model):
 {kind: is_causal(model(kind, seed)) for kind in ("causal", "columns", "next", "length")}
 
 # %% [markdown]
-# **What you have now.** In the model `length`, the columns end with the text. No output depends on a later token, but on the number of later tokens, so a test that only replaces tokens accepts it. (One of the two experiments of the hint finds all six leaks. Which one, and why?)
+# **What you have now.** In the model `length`, the columns end with the text. No output depends on a later token, but on the number of later tokens, so a test that only replaces tokens accepts it. One of the two experiments of the hint finds all six leaks. Which one, and why?
+#
+# <details><summary>Answer</summary>Cutting off the rest. It removes the later tokens and changes their number, so both kinds of leak show, if the text contains the tokens that leak.</details>
