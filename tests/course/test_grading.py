@@ -202,7 +202,7 @@ def test_a4_is_graded_with_the_predictions_of_the_student(tmp_path):
     messages = {student: grade.outcomes[3].message for student, grade in grades.items()}
     assert "is missing: hand it in beside the notebook" in messages["none"]
     assert all("as the training cell writes it" in messages[form] for form in ("deep", "number", "tags"))
-    assert "can come from the seed" in messages["one-seed"]
+    assert "two seeds for each mask" in messages["one-seed"]
 
 
 def test_odd_names_do_not_stop_the_class(tmp_path):

@@ -237,7 +237,7 @@ def the_fields(answer: Answer, variant: Variant, case: str) -> None:
         runs = [_planted(rng, variant, mask, seed, share[mask]) for seed in rng.sample(range(50), 2) for mask in MASKS]
     if case == "runs of unequal steps":
         runs[0]["steps"] *= 2
-    _expect_report(answer, runs, draws, variant, f" of planted runs ({case})")
+    _expect_report(answer, runs, draws, variant, f" of made-up runs ({case})")
 
 
 @A4.part("a4_report", points=2)
