@@ -1,6 +1,6 @@
 """A4, fine-tune and report: what its checks ask, and the wrong values of typical mistakes.
 
-src/a4_predictions.json, for the solution, was made by the training cell of the master on a CPU, with all test passages.
+src/a4_predictions.json, for the solution, was made by the master's training cell on one CPU core, with left_out = [].
 """
 
 from __future__ import annotations
