@@ -173,6 +173,10 @@ def test_predictions_are_made_once(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     assert check.predictions("a1", lambda: [1]) == check.predictions("a1", lambda: [2]) == [1]
     assert (tmp_path / "a1_predictions.json").read_text() == "[1]"
+    (tmp_path / "a1_predictions.json").unlink()
+    monkeypatch.setenv("NBGRADER_EXECUTION", "autograde")
+    with pytest.raises(CourseError, match="hand it in beside the notebook"):
+        check.predictions("a1", lambda: [3])
 
 
 def hand_in_a4(folder, notebook_from, predictions):

@@ -290,7 +290,7 @@ report(runs, draws)
 # %% [markdown]
 # Did both models learn the task? Without a model, giving each word its most frequent tag reaches an F1 of 36.5 on all 25 test passages (lesson 12).
 #
-# The next figure shows the difference for each kind of entity, too. (MISC occurs in too few passages.) It has five intervals, and each of them excludes 0 by chance in one of twenty studies without any difference. So choose the one that you report **before** you look: ours is *all kinds*.
+# The next figure shows the difference for each kind of entity, too. (MISC occurs in too few passages.) Without any true difference, each of its five intervals still excludes 0 in one of twenty studies. So decide **before** you look which one you report: here it is *all kinds*.
 
 
 # %%
