@@ -20,7 +20,9 @@ import warnings
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, redirect_stderr, redirect_stdout, suppress
 from dataclasses import dataclass
+from functools import partial
 from importlib import import_module
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -28,6 +30,7 @@ import torch
 from torch import Tensor
 
 from labkit.course.mistakes import Mistake, NotBegun
+from labkit.course.predictions import read_beside
 from labkit.errors import CourseError
 
 STUB = re.compile(r"(a\d_\w+|the exercise above)?")  # the message of a stub's NotImplementedError
@@ -42,12 +45,15 @@ Reply = dict[str, str]  # {"answer": text}, {"error": text}, or {} of a cell tha
 class Answer:
     """The object that a student has defined under `name`. Calling it sends a request to `ask`.
 
+    `predictions`: the file of predictions beside the notebook, or None if it is missing. It is a stranger's.
+
     Raises NotBegun for a missing answer or a stub, Mistake for one that raises, takes too long, or cannot be judged.
     """
 
     name: str
     assignment: str
     ask: Callable[[Request], Reply]
+    predictions: Callable[[], bytes | None]
 
     def __call__(self, *arguments: Any, function: str | None = None) -> Any:
         """What the answer returns, or what `function` of the assignment's module returns for (the answer, *arguments).
@@ -78,7 +84,7 @@ def local_answer(name: str, value: Any, assignment: str, seconds: float = 10.0) 
         except TooSlow:
             return {"error": f"no answer within {seconds:g} seconds: a loop that does not end?"}
 
-    return Answer(name, assignment, ask)
+    return Answer(name, assignment, ask, partial(read_beside, Path(), assignment))
 
 
 def respond(names: Mapping[str, Any], request: Request) -> Reply:

@@ -19,6 +19,7 @@ from typing import Any
 
 from labkit import files
 from labkit.course.exercises import NAMES, Assignment, Exercise, assignment
+from labkit.course.predictions import file_name
 from labkit.course.variant import Variant
 from labkit.errors import CourseError, needs_extra
 from labkit.files import write_whole
@@ -50,7 +51,8 @@ def build(
 ) -> list[Path]:
     """Writes `student/`, `solution/` and `nbgrader/source/` of the assignments `names` (all) into `output_dir`.
 
-    `execute`: the solutions are also run, to store their outputs (about a minute on two cores for all).
+    `execute`: the solutions are also run, to store their outputs (about a minute on two cores for all). If predictions
+    lie beside the master, they are copied beside the solution, so that it trains nothing.
     `with_solutions`: the students' notebooks have them folded below the hints, for self-study.
 
     Raises CourseError for an unknown assignment or a master that does not fit its checks; nothing is written then. If a
@@ -64,10 +66,13 @@ def build(
         cells, file = read_master(paths[name], assignment(name), variant), f"{paths[name].stem}.ipynb"
         for kind, *folders in (("student",), ("solution",), ("nbgrader", "source", name)):
             texts[Path(kind, *folders, file)] = notebook_text(cells, assignment(name), variant, kind, with_solutions)
+        if (predictions := paths[name].with_name(file_name(name))).is_file():
+            texts[Path("solution", predictions.name)] = predictions.read_text(encoding="utf-8")
     for path, text in texts.items():
         write_whole(output_dir / path, text)
     if execute:
-        run([output_dir / path for path in texts if path.parent.name == "solution"], output_dir / "solution")
+        solutions = [output_dir / path for path in texts if path.parent.name == "solution" and path.suffix == ".ipynb"]
+        run(solutions, output_dir / "solution")
     return [output_dir / path for path in texts]
 
 

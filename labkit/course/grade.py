@@ -3,7 +3,7 @@
     labkit course grade submissions/ --output-dir grades        # a folder, in parallel; a killed run continues
 
 writes for each student a JSON file and an HTML page to hand back, and for the class grades.csv and class.html. A
-submission is not run again if its file and labkit's checks have not changed since.
+submission is not run again if its files and labkit's checks have not changed since.
 """
 
 from __future__ import annotations
@@ -24,8 +24,9 @@ from tqdm import tqdm
 from labkit import __version__
 from labkit.course import CHECKS
 from labkit.course.exercises import NAMES, assignment
-from labkit.course.grades import Grade, read_grades, read_regular, short, student_name, write_pages
+from labkit.course.grades import Grade, read_grades, short, student_name, write_pages
 from labkit.course.mistakes import clean
+from labkit.course.predictions import read_beside, read_regular
 from labkit.course.sandbox import Limits, Sandbox, require_hidden
 from labkit.course.variant import PUBLIC, Variant
 from labkit.errors import CourseError, LabkitError
@@ -94,7 +95,7 @@ def grade(
     earlier: Grade | None = None,
     cancelled: threading.Event | None = None,
 ) -> Grade:
-    """Run a notebook that a student has handed in and judge its answers.
+    """Run a notebook that a student has handed in and judge its answers, with the predictions that lie beside it.
 
     `variant`: the one to judge by; None takes the notebook's own, without its secret, and leaves out the hidden parts.
     `assignment_name`: for notebooks that have lost their metadata. `trusted`: the code runs as you, without isolation.
@@ -125,12 +126,13 @@ def grade(
     if key != variant.key:
         raise CourseError(f"{notebook} is of another variant, {key}, not {variant.key}; give --variant with its secret")
     basis = {"sha256": hashlib.sha256(content).hexdigest(), "variant": key, "labkit": _labkit(), "trusted": trusted}
-    basis |= asdict(limits)
+    predictions = read_beside(notebook.parent, name)
+    basis |= asdict(limits) | {"predictions": predictions and hashlib.sha256(predictions).hexdigest()}
     if earlier and not earlier.timed_out and (earlier.assignment, earlier.basis) == (name, basis):
         return earlier
     of, trouble, outcomes = assignment(name), [], []
     broken = dict.fromkeys(_defined(prose), "it is not a code cell: change its type to Code")
-    with Sandbox(name, limits, trusted=trusted, cancelled=cancelled) as sandbox:
+    with Sandbox(name, limits, trusted=trusted, cancelled=cancelled, predictions=predictions) as sandbox:
         for number, source in enumerate(cells, 1):
             if error := sandbox.run(source):
                 first_line = source.strip().partition("\n")[0][:80]

@@ -6,12 +6,9 @@ A grade's JSON file is not trusted when it is read, because it may come out of a
 from __future__ import annotations
 
 import csv
-import errno
 import hashlib
 import json
-import os
 import re
-import stat
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
@@ -22,6 +19,7 @@ from urllib.parse import quote
 
 from labkit.course.exercises import SIGNS, Assignment, Outcome, assignment
 from labkit.course.mistakes import clean
+from labkit.course.predictions import read_regular
 from labkit.datasets.files import csv_rows
 from labkit.errors import CourseError, needs_extra, require_one_of
 from labkit.files import write_whole
@@ -186,21 +184,6 @@ def short(troubles: list) -> list[str]:
     if (left := len(troubles) - MOST_TROUBLES) > 1:
         kept[-1] = f"... and {left} more"
     return kept
-
-
-def read_regular(path: Path, most_bytes: int) -> bytes:
-    """The content of a regular file that a stranger has named. Raises CourseError for a link, a pipe, a larger file."""
-    try:
-        with os.fdopen(os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK), "rb") as file:
-            if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
-                raise OSError("it is a pipe or a device")
-            content = file.read(most_bytes + 1)
-    except OSError as error:
-        reason = "it is a link" if error.errno == errno.ELOOP else error.strerror or error
-        raise CourseError(f"{path} could not be read as a regular file: {reason}") from error
-    if len(content) > most_bytes:
-        raise CourseError(f"{path} has more than {most_bytes / 2**20:.0f} MB and is not read; clear its outputs")
-    return content
 
 
 def _checked_grade(student: str, values: dict[str, Any]) -> Grade:

@@ -36,6 +36,7 @@ from labkit import files
 from labkit.course import CHECKS
 from labkit.course.answers import MOST_BYTES, NOT_BEGUN, Answer, Reply, Request
 from labkit.course.mistakes import clean
+from labkit.course.predictions import GRADING, file_name
 from labkit.errors import CourseError
 from labkit.models.cache import cache_dir
 
@@ -87,14 +88,24 @@ class OutOfTime(Stopped):
 class Sandbox(AbstractContextManager):
     """The process, started again if it had to be stopped: the cells that had run run again, without the one that hung.
 
-    `cancelled`: an event that ends it with KeyboardInterrupt. `timed_out`: whether a time limit was reached. Raises
-    CourseError if the process does not start.
+    `cancelled`: an event that ends it with KeyboardInterrupt. `predictions`: the file that was handed in beside the
+    notebook, which the process can read. `timed_out`: whether a time limit was reached. Raises CourseError if the
+    process does not start.
     """
 
     timed_out = False
 
-    def __init__(self, assignment: str, limits: Limits, *, trusted: bool = False, cancelled: Event | None = None):
+    def __init__(
+        self,
+        assignment: str,
+        limits: Limits,
+        *,
+        trusted: bool = False,
+        cancelled: Event | None = None,
+        predictions: bytes | None = None,
+    ):
         self.assignment, self.limits, self.trusted, self._cancelled = assignment, limits, trusted, cancelled or Event()
+        self.predictions = predictions
         self._done: list[str] = []  # cells that came back
         self._began, self._next_look = time.monotonic(), 0.0
         self._deadline = self._began + limits.total_seconds
@@ -127,7 +138,8 @@ class Sandbox(AbstractContextManager):
 
     def answer(self, name: str) -> Answer:
         """What the submission has defined under `name`."""
-        return Answer(name, self.assignment, partial(self._ask, seconds=self.limits.call_seconds))
+        ask = partial(self._ask, seconds=self.limits.call_seconds)
+        return Answer(name, self.assignment, ask, lambda: self.predictions)
 
     def _ask(self, request: Request, seconds: float) -> Reply:
         try:
@@ -144,6 +156,8 @@ class Sandbox(AbstractContextManager):
     def start(self) -> None:
         """Start the process; `run` and `answer` do so where there is none."""
         self._folder = TemporaryDirectory(prefix="labkit-submission-", ignore_cleanup_errors=True)
+        if self.predictions is not None:
+            Path(self._folder.name, file_name(self.assignment)).write_bytes(self.predictions)
         rlimits = {"RLIMIT_DATA": self.limits.memory_bytes, "RLIMIT_FSIZE": self.limits.file_bytes, "RLIMIT_CORE": 0}
         if not self.trusted:  # there it would count all processes of the user
             rlimits["RLIMIT_NPROC"] = 2 * self.limits.processes  # threads included
@@ -152,7 +166,7 @@ class Sandbox(AbstractContextManager):
         self._socket, theirs = socket.socketpair()
         with theirs, TemporaryFile() as calls:
             if not self.trusted:
-                command = [*bubblewrap(self.limits, calls), *command]
+                command = [*bubblewrap(self.limits, calls, Path(self._folder.name)), *command]
             self._process = psutil.Popen(
                 command, cwd=self._folder.name, env=environment, start_new_session=True,
                 stdin=theirs, stdout=theirs, stderr=subprocess.PIPE, pass_fds=[calls.fileno()],
@@ -216,8 +230,10 @@ class Sandbox(AbstractContextManager):
         return [self._process]
 
 
-def bubblewrap(limits: Limits, calls: IO[bytes]) -> list[str]:
+def bubblewrap(limits: Limits, calls: IO[bytes], files_in: Path) -> list[str]:
     """The command that runs the command after it in isolation, in HOME. It reads the filter of calls from the file.
+
+    The files in the folder `files_in` can be read in HOME.
 
     Raises CourseError without bubblewrap, and on a processor whose system calls are not known.
     """
@@ -238,6 +254,8 @@ def bubblewrap(limits: Limits, calls: IO[bytes]) -> list[str]:
     if solutions.is_dir():
         command += ["--remount-ro", str(solutions)]
     command += ["--size", str(limits.file_bytes), "--tmpfs", HOME, "--chdir", HOME]
+    for file in files_in.iterdir():
+        command += ["--ro-bind", str(file), f"{HOME}/{file.name}"]
     for folder in ("/proc", "/dev", "/tmp", "/run", "/home", "/"):  # root could write to /proc/sys
         command += ["--remount-ro", folder]
     return command
@@ -282,5 +300,5 @@ def _environment(home: str) -> dict[str, str]:
         "USER": "student", "IPYTHONDIR": f"{home}/.ipython", "MPLBACKEND": "agg", "LABKIT_CACHE": str(cache_dir()),
         "PYTHONPATH": str(Path(__file__).parents[2]), "PYTHONSAFEPATH": "1", "PYTHONNOUSERSITE": "1",
         "PYTHONDONTWRITEBYTECODE": "1", "OMP_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false",
-        "HF_HUB_OFFLINE": "1",
+        "HF_HUB_OFFLINE": "1", GRADING: "1",
     }  # fmt: skip

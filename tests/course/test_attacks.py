@@ -112,6 +112,15 @@ def test_a_submission_changes_nothing_of_ours(sandbox, cell):
 
 
 @isolated
+def test_the_predictions_can_be_read_and_not_changed():
+    with Sandbox("a1", TIGHT, predictions=b"[1]") as running:
+        assert running.run("assert open('a1_predictions.json').read() == '[1]'") is None
+        for cell in ("open('a1_predictions.json', 'a')", "import os; os.remove('a1_predictions.json')"):
+            assert "Error" in running.run(cell)
+        assert running.answer("f").predictions() == b"[1]"
+
+
+@isolated
 def test_grades_and_secrets_in_a_visible_folder_are_refused(tmp_path):
     inside = Path(sys.prefix) / "grades-of-a-test"
     with pytest.raises(CourseError, match="submissions can read"):

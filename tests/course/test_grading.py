@@ -8,6 +8,7 @@ from dataclasses import asdict, replace
 
 import pytest
 
+from labkit.course import check
 from labkit.course.build import build
 from labkit.course.grade import grade, grade_all
 from labkit.course.grades import gradebook_csv, read_grades, write_pages
@@ -19,6 +20,7 @@ from tests.course.handed_in import RIGHT, TIGHT, UPPER, hand_in, isolated, noteb
 
 pytestmark = pytest.mark.end_to_end
 NAME = "a1_masks_and_attention.ipynb"
+A4 = "a4_fine_tune_and_report.ipynb"
 ROOMY = replace(TIGHT, cell_seconds=60.0)  # figures take long to import
 PUBLIC = Variant()
 
@@ -164,6 +166,75 @@ def test_solutions_are_in_student_notebooks_only_for_self_study_and_are_no_answe
     assert [text.count("<summary>Solution") for text in texts.values()] == [exercises, 0]
     graded = grade("ada", student, ROOMY, PUBLIC, trusted=True)
     assert {outcome.status for outcome in graded.outcomes} == {"not begun"}
+
+
+NEEDS_FILE = "import pathlib\nheld = pathlib.Path('a1_predictions.json').read_text()"
+TRAINS = "from labkit.course import check\ncheck.predictions('a1', lambda: pathlib.Path('trained').touch())"
+
+
+def test_predictions_beside_the_notebook_are_read_and_a_change_in_them_is_graded_again(tmp_path):
+    path, file = tmp_path / "ada" / "a1.ipynb", tmp_path / "ada" / "a1_predictions.json"
+    path.parent.mkdir()
+    path.write_text(notebook(NEEDS_FILE, TRAINS, RIGHT))
+
+    def graded(earlier=None):
+        return grade("ada", path, ROOMY, PUBLIC, trusted=True, earlier=earlier)
+
+    file.write_text("[1]")
+    first = graded()
+    assert first.trouble == [] and first.points == 2 and graded(first) is first
+    file.write_text("[2]")
+    assert graded(first) is not first
+    file.unlink()
+    missing = graded(first)
+    assert "a1_predictions.json is missing: hand it in beside the notebook" in missing.trouble[1]
+    file.write_bytes(bytes(2 * 2**20 + 1))
+    with pytest.raises(CourseError, match="more than 2 MB"):
+        graded()
+    file.unlink()
+    file.symlink_to(path)
+    with pytest.raises(CourseError, match="as a regular file: it is a link"):
+        graded()
+
+
+def test_predictions_are_made_once(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert check.predictions("a1", lambda: [1]) == check.predictions("a1", lambda: [2]) == [1]
+    assert (tmp_path / "a1_predictions.json").read_text() == "[1]"
+    (tmp_path / "a1_predictions.json").unlink()
+    monkeypatch.setenv("NBGRADER_EXECUTION", "autograde")
+    with pytest.raises(CourseError, match="hand it in beside the notebook"):
+        check.predictions("a1", lambda: [3])
+
+
+def hand_in_a4(folder, notebook_from, predictions):
+    folder.mkdir(parents=True)
+    (folder / A4).write_bytes(notebook_from.read_bytes())
+    if predictions is not None:
+        (folder / "a4_predictions.json").write_text(predictions)
+
+
+@isolated
+def test_a4_is_graded_with_the_predictions_of_the_student(tmp_path):
+    build(tmp_path, names=["a4"])
+    solution, runs = tmp_path / "solution" / A4, json.loads((tmp_path / "solution" / "a4_predictions.json").read_text())
+    assert not list(tmp_path.glob("student/*.json")) and not list(tmp_path.glob("nbgrader/**/*.json"))
+    forms = {
+        "right": json.dumps(runs), "one-seed": json.dumps(runs[:2]), "none": None,
+        "deep": "[" * 10**5, "number": "1e999", "tags": json.dumps([run | {"tags": {"fn-003": [1]}} for run in runs]),
+    }  # fmt: skip
+    for student, predictions in forms.items():
+        hand_in_a4(tmp_path / "in" / student, solution, predictions)
+    hand_in_a4(tmp_path / "in" / "empty", tmp_path / "student" / A4, forms["right"])
+    grades = {grade.student: grade for grade in grade_all(tmp_path / "in", tmp_path / "out", PUBLIC, ROOMY)}
+    full = grades["right"].out_of
+    assert grades["right"].points == full and grades["right"].trouble == [] and grades.pop("empty").points == 0
+    lost = {student: full - grade.points for student, grade in grades.items()}
+    assert lost == dict.fromkeys(forms, 2) | {"right": 0}
+    messages = {student: grade.outcomes[3].message for student, grade in grades.items()}
+    assert "is missing: hand it in beside the notebook" in messages["none"]
+    assert all("as the training cell writes it" in messages[form] for form in ("deep", "number", "tags"))
+    assert "two seeds for each mask" in messages["one-seed"]
 
 
 def test_odd_names_do_not_stop_the_class(tmp_path):

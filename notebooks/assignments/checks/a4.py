@@ -1,349 +1,394 @@
-"""A4, Gemma for questions and entities: what its checks ask, and the wrong values of typical mistakes."""
+"""A4, fine-tune and report: what its checks ask, and the wrong values of typical mistakes.
+
+src/a4_predictions.json, for the solution, was made by the master's training cell on one CPU core, with left_out = [].
+"""
 
 from __future__ import annotations
 
-import itertools
+import json
 import random
-import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Sequence
+from functools import cache
 from typing import Any
 
 import torch
 from torch import Tensor
-from torch.nn.functional import one_hot, scaled_dot_product_attention
 
-from labkit import masks
 from labkit.course.answers import Answer
-from labkit.course.exercises import Assignment, randn
-from labkit.course.mistakes import Mistake, expect, expect_equal, expect_tensor
+from labkit.course.exercises import Assignment
+from labkit.course.mistakes import Mistake, clean, expect, expect_equal, expect_tensor
+from labkit.course.predictions import file_name, missing
 from labkit.course.variant import Variant
+from labkit.datasets import embedded
 from labkit.datasets.examples import entities_of
+from labkit.errors import CourseError
 
-ASSIGNMENT = A4 = Assignment("a4", "Gemma for questions and entities", minutes=90)
-A4.exercise("a4_layer_mask", "A window on both sides", "layer_mask", difficulty=2, minutes=9)
-A4.exercise("a4_grouped", "Four heads ask, two answer", "grouped_attention", difficulty=3, minutes=12)
-A4.exercise("a4_token_labels", "A tag, and where it stands", "token_labels", difficulty=3, minutes=12)
-A4.exercise("a4_entity_f1", "Whole entities", "entity_f1", difficulty=3, minutes=13)
-A4.exercise("a4_windows", "A long text, in windows", "windows", difficulty=3, minutes=10)
-A4.exercise("a4_best_answer", "The answer, in characters", "best_answer", difficulty=5, minutes=22)
-A4.exercise("a4_compare", "What may be claimed", "compare", difficulty=4, minutes=12)
-A4.shows("question", ("fn-058-1", "fn-003-3", "fn-106-4", "fn-117-3", "fn-127-1"))
+ASSIGNMENT = A4 = Assignment("a4", "Fine-tune and report", minutes=75)
+A4.exercise("a4_counts", "Entities of each kind", "count_entities", difficulty=3, minutes=13)
+A4.exercise("a4_faults", "Is the comparison valid?", "faults", difficulty=2, minutes=10)
+A4.exercise("a4_compare", "Two F1 scores and an interval", "compare_arms", difficulty=4, minutes=15)
+A4.exercise("a4_report", "The report", "report", difficulty=3, minutes=12)
+A4.exercise("a4_not_shown", "What the report does not show", "not_shown", difficulty=3, minutes=8)
 
-CUT = [  # words as a tokenizer cuts them
-    (" Ak", "por", "rel"), (" Ad", "der", "wen"), (" Za", "l", "tane"), (" Sen", "nan"), (" Fl", "ora"),
-]  # fmt: skip
-WORDS = "the keeper of this harbour has seen many ships since 2002 and writes down every name that he can read".split()
-NUMBERS = {label: k for k, label in enumerate(("O", "B-PER", "I-PER", "B-LOC", "I-LOC", "B-ORG", "I-ORG"))}
-IGNORED, LONGEST = -100, 3  # a label that counts nowhere; tokens of an answer
+FILE = file_name("a4")
+MASKS, KINDS = ("bidirectional", "causal"), ("DATE", "LOC", "MISC", "ORG", "PER")
+TAGS = {"O", *(f"{letter}-{kind}" for kind in KINDS for letter in "BI")}
+MOST_RUNS, LEAST_STEPS, DRAWS = 40, 20, 200
+TEST_SET = embedded.read("ner", "field-notes", "test")
+PASSAGES = sorted({sentence.group for sentence in TEST_SET})
+A4.shows("left_out", [sorted(random.Random(i).sample(PASSAGES, 5)) for i in range(40)])
+A4.shows("seeds", [tuple(range(first, first + 3)) for first in range(0, 30, 3)])
 
-
-@A4.part("a4_layer_mask", points=1, hidden=True, cases=((9, 5, 0, 6), (4, 1, 3, 6), (5, 2, 1, 2), (5, 2, 0, 1)))
-@A4.part("a4_layer_mask", points=2, cases=((15, 6, 1, 4), (15, 6, 0, 4), (11, 4, 3, 4), (11, 4, 4, 4), (13, 5, 9, 5)))
-def each_layer(answer: Answer, variant: Variant, case: tuple) -> None:
-    n, w, layer, every = case
-    whole, local = masks.bidirectional().dense(n), masks.sliding_window(w, causal=False).dense(n)
-    expected = whole if layer % every == every - 1 else local
-    comes_last = f"Your layer {layer} is global. In a group of layers the global one comes last."
-    suspects = {
-        f"Your window reaches {w} to a side. The causal one held {w} tokens, itself counted.": whole.tril(w).triu(-w),
-        "Your mask is still causal: where is the right side?": expected.tril(),
-        "Your window has shrunk: it is to reach as far as before, to both sides.": whole.tril(w // 2).triu(-(w // 2)),
-        "Your local layers have lost their window." if layer == 1 else comes_last: whole,
-        "Your global layer has a window. Count the layers again, from 0.": local,
-    }
-    expect_tensor(answer(n, w, layer, every), expected, f"layer_mask({n}, {w}, layer={layer}, every={every})", suspects)
+Run = dict[str, Any]
 
 
-@A4.part("a4_grouped", points=3, cases=((2, 2), (2, 3), (1, 4), (3, 1)))
-def the_groups(answer: Answer, variant: Variant, case: tuple) -> None:
-    (groups, each), n, d = case, variant.whole("groups n", 5, 7), variant.whole("groups d", 4, 6)
-    q = randn(variant, "q", groups * each, n, d)
-    k, v = (randn(variant, name, groups, n, d) for name in "kv")
-    mask, scalar = masks.sliding_window(3, causal=False).dense(n), 2 * d + 3
-
-    def attention(k: Tensor = k, v: Tensor = v, mask: Tensor = mask, scalar: int = scalar) -> Tensor:
-        how = {"attn_mask": mask, "scale": scalar**-0.5, "enable_gqa": True}
-        return scaled_dot_product_attention(q[None], k[None], v[None], **how)[0]
-
-    turned, mean = [x.repeat(each, 1, 1) for x in (k, v)], [x.mean(0, keepdim=True) for x in (k, v)]
-    suspects = {
-        "Your query heads take the key heads in turn (0, 1, 0, 1). Neighbours share (0, 0, 1, 1).": attention(*turned),
-        "Your query heads all ask the first key head. Each group has its own.": attention(k[:1], v[:1]),
-        "You take the mean of the key heads. They are shared, not mixed.": attention(*mean),
-        "You divide by the root of the head's size. Where is `scalar`?": attention(scalar=d),
-        "You divide by `scalar` itself. It is its square root that is meant.": attention(scalar=scalar**2),
-        "Your mask is not in force.": attention(mask=mask | True),
-    }
-    what = f"attention of {groups * each} query and {groups} key heads"
-    expect_tensor(answer(q, k, v, mask, scalar), attention(), what, suspects, 1e-4)
+@cache
+def _gold(variant: Variant) -> dict[str, list[str]]:
+    """The tags of the passages that the variant tests, a text for each sentence."""
+    left_out, gold = A4.drawn["left_out"](variant), {}
+    for sentence in TEST_SET:
+        if sentence.group not in left_out:
+            gold.setdefault(sentence.group, []).append(" ".join(sentence.tags))
+    return gold
 
 
-@A4.part("a4_token_labels", points=3)
-def on_the_last(answer: Answer, variant: Variant) -> None:
-    rng = variant.rng("labels")
-    pieces = [piece for word in [*rng.sample(CUT, 4), (" has",), (" in",)] for piece in word]
-    text, offsets = "".join(pieces), [(0, 0), *_spans(pieces), (0, 0)]
-    spans = [(match.start(), match.end()) for match in re.finditer(r"\S+", text)]
-    tags = [*rng.sample(["B-PER", "B-LOC", "I-LOC", "B-ORG"], 4), "O", "O"]
-    tokens = [[t for t, (a, b) in enumerate(offsets) if a < end and b > start] for start, end in spans]
-    within = [[t for t, (a, b) in enumerate(offsets) if start <= a < b <= end] for start, end in spans]
-
-    def labels(tokens: list[list[int]], chosen: slice = slice(-1, None), rest: int = IGNORED) -> list[int]:
-        at = {t: NUMBERS[tag] for word, tag in zip(tokens, tags, strict=True) for t in word[chosen]}
-        return [at.get(t, rest) for t in range(len(offsets))]
-
-    suspects = {
-        "Labels are on the first token of a word. A causal model has not read the word yet.": labels(tokens, slice(1)),
-        "Your words have a label on each of their tokens: long words count more.": labels(tokens, slice(99)),
-        f"Your tokens without a label count as O. They are to count nowhere: {IGNORED}.": labels(tokens, rest=0),
-        "You ask for tokens that lie wholly within a word. The first one may hold a space.": labels(within),
-        "Your labels are one too far left: the first token holds no character.": [*labels(tokens)[1:], IGNORED],
-    }
-    expect_equal(answer(offsets, spans, tags, NUMBERS), labels(tokens), f"the labels of {text!r}", suspects)
+@A4.part("a4_counts", points=3)
+def the_counts(answer: Answer, variant: Variant) -> None:
+    rng, wrong = variant.rng("entities"), {}
+    while len({*map(str, wrong.values())}) < 8:  # until no two mistakes give the same counts
+        gold, predicted = ([*side] for side in zip(*(_tagged(rng) for _ in range(3)), strict=True))
+        wrong = _miscounts(gold, predicted)
+    _expect_counts(answer, gold, predicted, wrong)
 
 
-@A4.part("a4_token_labels", points=1, hidden=True)
-def a_shared_letter_and_a_cut_row(answer: Answer, variant: Variant) -> None:
-    offsets, spans, tags = [(0, 2), (2, 3), (2, 3), (3, 8)], [(0, 3), (4, 8), (9, 12)], ["B-PER", "B-LOC", "B-ORG"]
-    suspects = {"Two tokens of one letter both have the label: only the last of a word is to.": [IGNORED, 1, 1, 3]}
-    what = f"the labels over {offsets}, where two tokens share a letter and a word is cut off,"
-    expect_equal(answer(offsets, spans, tags, NUMBERS), [IGNORED, IGNORED, 1, 3], what, suspects)
+@A4.part("a4_counts", points=1, hidden=True)
+def neighbours_and_nothing(answer: Answer, variant: Variant) -> None:
+    kind, other = variant.rng("kinds").sample(KINDS, 2)
+    b, i, begun, stray = f"B-{kind}", f"I-{kind}", f"B-{other}", f"I-{other}"
+    two, third = "A B always begins an entity, also right after another one.", "An I of another kind begins an entity."
+    cases = ([b, b, "O"], [b, i, "O"], two), ([b, begun], [b, stray], third), (["O", "O"], ["O", "O"], None)
+    for gold, predicted, likely in cases:
+        _expect_counts(answer, [gold], [predicted], likely)
 
 
-@A4.part("a4_entity_f1", points=3)
-def found_whole(answer: Answer, variant: Variant) -> None:
-    rng, scores = variant.rng("entities"), {}
-    while len(set(scores.values())) < 9:  # until no two mistakes have the same score
-        gold, predicted = zip(*(_tagged(rng) for _ in range(4)), strict=True)
-        scores = _scores(gold, predicted)
-    expect_tensor(answer(list(gold), list(predicted)), scores.pop(""), "the F1 of the entities of 4 sentences", scores)
+def _expect_counts(answer: Answer, gold: list, predicted: list, suspects: dict | str | None) -> None:
+    actual, right = answer(gold, predicted), _counts(_entities(gold), _entities(predicted))
+    expect(isinstance(actual, dict), "a dictionary {kind: [correct, predicted, gold]}", f"{actual!r:.200}")
+    shown = ("; ".join(map(" ".join, side)) for side in (predicted, gold))
+    expect_equal(_listed(actual), _listed(right), "the counts of ({}) for gold ({})".format(*shown), suspects)
+
+
+def _listed(counts: dict) -> list[list]:
+    return [[kind, *torch.as_tensor(counts[kind]).tolist()] for kind in sorted(counts)]
 
 
 def _tagged(rng: random.Random) -> tuple[list[str], list[str]]:
-    """Tags of a sentence, and what a model makes of them."""
-    gold = [tag for _ in range(4) for tag in rng.choice((["O"], ["B-PER"], ["B-LOC", "I-LOC"], ["B-PER", "I-PER"]))]
-    wrong = {tag: ["O", f"I{tag[1:]}", f"{tag[:2]}ORG"] if tag != "O" else ["B-PER"] for tag in gold}
-    return gold, [rng.choice(wrong[tag]) if rng.random() < 0.3 else tag for tag in gold]
+    """Gold tags of a sentence with three entities, and what a model could predict for them."""
+    gold, predicted = [], []
+    for _ in range(3):
+        n, kind = rng.choice((1, 2)), rng.choice(("PER", "LOC"))
+        true, other = ([f"B-{name}", f"I-{name}"][:n] for name in (kind, "ORG"))
+        begun, short = [f"I-{kind}"] * n, [*true[:1], "O"][:n]
+        gold += [*true, "O"]
+        predicted += [*rng.choice((true, true, begun, short, other, ["O"] * n)), "O"]
+    return gold, predicted
 
 
-def _scores(gold: Sequence[list[str]], predicted: Sequence[list[str]]) -> dict[str, float]:
-    """What each mistake computes; the right F1 under ""."""
-    pairs = [pair for texts in zip(gold, predicted, strict=True) for pair in zip(*texts, strict=True)]
-    same, tags = [a for a, b in pairs if a == b], [tag for pair in pairs for tag in pair if tag != "O"]
-    there, given = _entities(gold), _entities(predicted)
-    by_sentence = [_f1([a], [b]) for a, b in zip(gold, predicted, strict=True)]
-    scores = {
-        "": _f1(gold, predicted),
-        "You count words. Most are O, so a model that finds nothing looks good.": len(same) / len(pairs),
-        "You count tags. Half a name is then half right.": 2 * len([a for a in same if a != "O"]) / max(len(tags), 1),
-        "Your entities have no kind: a place taken for a person counts as right.": _f1(gold, predicted, kinds=False),
-        "You take the mean over sentences. Add up all of them, and divide once.": sum(by_sentence) / len(by_sentence),
-        "Your entities have lost their sentence: one of another sentence counts.": _f1(gold, predicted, numbered=False),
-        "This is your precision: what was missed costs nothing.": len(there & given) / max(len(given), 1),
-        "This is your recall: what was invented costs nothing.": len(there & given) / max(len(there), 1),
-        "An I with nothing of its kind before it begins an entity. Yours is lost.": _f1(gold, predicted, strays=False),
-    }
-    return {message: round(score, 6) for message, score in scores.items()}
-
-
-@A4.part("a4_entity_f1", points=1, hidden=True)
-def neighbours_and_nothing(answer: Answer, variant: Variant) -> None:
-    kind, other = variant.rng("kinds").sample(("PER", "LOC", "ORG"), 2)
-    b, i, begun, stray = f"B-{kind}", f"I-{kind}", f"B-{other}", f"I-{other}"
-    cases = (
-        ([b, b, "O"], [b, i, "O"], 0.0, "Your B goes on with a name before it. Two names in a row are two entities."),
-        ([b, begun], [b, stray], 1.0, "Your I of another kind goes on with the name before it. It begins an entity."),
-        (["O", "O", "O"], ["O", "O", "O"], 0.0, None),
-    )
-    for gold, predicted, score, likely in cases:
-        expect_tensor(answer([gold], [predicted]), score, f"the F1 of {predicted} for {gold}", likely)
-
-
-@A4.part("a4_windows", points=1, cases=((7, 7, 2), (5, 7, 2), (11, 7, 4), (21, 7, 7), (22, 7, 7)), hidden=True)
-@A4.part("a4_windows", points=2, cases=((3, 1), (5, 2), (8, 3)))
-def the_overlap(answer: Answer, variant: Variant, case: tuple) -> None:
-    room, step = variant.whole("room", 9, 14), variant.whole("step", 3, 4)
-    n, room, step = case if len(case) == 3 else (room + case[0] * step + case[1], room, step)
-    right, on = _windows(n, room, step), range(0, n, step)
-    suspects = {
-        "Your windows share `step` tokens. It is how far on the next one starts.": _windows(
-            n, room, max(room - step, 1)
-        ),
-        "Your last window is missing, and with it the end of the text.": right[:-1],
-        "Your last windows hold nothing new: stop once one reaches the end.": [(a, min(a + room, n)) for a in on],
-        "Your last window ends beyond the text.": [(a, a + room) for a, _ in right],
-        "You have moved the last window back. Let it be shorter.": [*right[:-1], (n - room, n)],
-        "Your second number is the last token. It is to be the one after it.": [(a, b - 1) for a, b in right],
-        "Your windows have no token in common: where does `step` enter?": _windows(n, room, room),
-    }
-    expect_equal(answer(n, room, step), right, f"windows({n}, {room}, {step})", suspects)
-
-
-@A4.part("a4_best_answer", points=3)
-def one_window(answer: Answer, variant: Variant) -> None:
-    text, rows = _rows(variant, nulls=(-9.0,))
-    offsets, start, end = rows[0]
-    t = variant.whole("best", 4, 7)  # the best span begins here; each mistake finds something better
-    for scores, at, more in ((start, 0, 8), (start, 12, 9), (end, 2, 8), (end, 3, 9), (end, 9, 11)):
-        scores[t + at] += more
-    too_long, too_short, endless = (_right(text, rows, longest) for longest in (LONGEST + 1, LONGEST - 1, 99))
-    end_of_start = max(range(t + 12, t + 15), key=lambda j: end[j])
-    by_start = _characters(text, offsets, t + 12, end_of_start)
-    suspects = {
-        "You take the best start and the best end. Do they fit each other?": _characters(text, offsets, t + 12, t + 9),
-        "You take the best start, and then an end. A better pair may begin elsewhere.": by_start,
-        "Your answer is too long: `longest` counts the first and the last token, too.": too_long,
-        "Your longest answer is a token short: from i to j there are j - i + 1 tokens.": too_short,
-        "Your answer is as long as it likes: where does `longest` enter?": endless,
-        "Your answer begins with a space, which its first token holds.": (offsets[t][0], offsets[t + 2][1]),
-        "Your numbers are those of tokens. Characters of the text are asked for.": (t, t + 2),
-        "There is an answer, but you return none. Or is there no return?": None,
-        "You return the words. Asked for is where they stand in the text, from a to b.": text[
-            slice(*_right(text, rows))
-        ],
-    }
-    _expect_answer(answer, text, rows, f"best_answer({text!r}, ...)", suspects)
-
-
-@A4.part("a4_best_answer", points=1)
-def no_answer(answer: Answer, variant: Variant) -> None:
-    likely = "You always answer. The last token of a row stands for no answer."
-    _expect_answer(answer, *_rows(variant, nulls=(30.0,)), "the answer where none scores highest", likely)
-
-
-@A4.part("a4_best_answer", points=1, hidden=True)
-def several_windows(answer: Answer, variant: Variant) -> None:
-    text, rows = _rows(variant, nulls=(30.0, 0.5, 12.0))
-    t = variant.whole("where", 4, 7)  # in the second row, which has three tokens of a question first
-    rows[1][1][t], rows[1][2][t + 1] = 9.0, 8.0
-    likely = "A window without the answer rightly has none. Only the lowest `no answer` of all windows counts."
-    _expect_answer(answer, text, rows, "the answer in window 2 of 3", {likely: None})
-    rows[1][1][-1] = rows[1][2][-1] = 15.0
-    _expect_answer(answer, text, rows, "the answer where every window has none", None)
-
-
-@A4.part("a4_compare", points=2)
-def the_interval(answer: Answer, variant: Variant) -> None:
-    one, other, seeds, texts = _results(variant, "interval", 0.03)
-    gaps, apart = _gaps(one, other, seeds, texts), one - other
-    alone = [one[s][:, t].mean() - other.mean() for s, t in zip(seeds, texts, strict=True)]
-    gap, low, high = right = _interval(0.03, gaps)
-    suspects = {
-        "Your signs are turned over: it is `one` minus `other`.": torch.stack([-gap, -high, -low]),
-        "Only your texts are drawn. With other seeds you would have other models.": (
-            _interval(gap, apart.mean(0)[texts].mean(1))
-        ),
-        "Only your seeds are drawn. Other texts would be easier or harder.": _interval(
-            gap, apart.mean(1)[seeds].mean(1)
-        ),
-        "Your `other` is not drawn along: the same text and seed, in both.": _interval(gap, torch.stack(alone)),
-        "Your interval leaves out 5 % on each side. For 95 % it is 2.5 %.": _interval(gap, gaps, 0.05),
-        "Your interval goes from the smallest to the largest draw: one odd draw decides.": _interval(gap, gaps, 0.0),
-        "Your gap is the mean of the draws. It is to be the observed one.": _interval(gaps.mean(), gaps),
-    }
-    result = answer(one, other, seeds, texts)
-    expect_tensor(result[:3], right, "[gap, low, high]", suspects, 1e-6)
-
-
-@A4.part("a4_compare", points=1)
-def what_is_claimed(answer: Answer, variant: Variant) -> None:
-    over = "You name the larger mean. With zero inside the interval, the next runs may turn it over."
-    end = "You look at one end of the interval only: wholly below zero is a result, too."
-    form = 'The claim is the string "one" or "other", or None itself.'
-    for gap, claim, likely in ((0.004, None, over), (0.2, "one", None), (-0.2, "other", end)):
-        result = answer(*_results(variant, f"claim {gap}", gap))[3]
-        likely = likely if result in ("one", "other", None) else form
-        expect_equal(result, claim, f"the claim for a gap of {gap}", likely)
-
-
-@A4.part("a4_compare", points=1, hidden=True)
-def an_end_at_zero(answer: Answer, variant: Variant) -> None:
-    one, _, seeds, texts = _results(variant, "touches", 0.0)
-    better = one + 0.5 * (torch.arange(40) == 0)  # on one text of many: some draws do not hold it, and their gap is 0
-    result = answer(better, one, seeds, texts)
-    expect_equal(result[3], None, "the claim of an interval that begins at 0", "Zero is inside: < or <=?")
-
-
-def _spans(pieces: Iterable[str]) -> list[tuple[int, int]]:
-    """Where each piece stands in the text that all of them make."""
-    ends = list(itertools.accumulate(len(piece) for piece in pieces))
-    return list(zip([0, *ends], ends, strict=False))
-
-
-def _entities(texts: Sequence[list[str]], kinds: bool = True, strays: bool = True, numbered: bool = True) -> set[tuple]:
+def _entities(sentences: Sequence[list[str]], strays: bool = True, numbered: bool = True) -> set[tuple]:
     return {
-        (number * numbered, start, end, kind * kinds)
-        for number, tags in enumerate(texts)
-        for start, end, kind in entities_of(tags)
-        if strays or tags[start].startswith("B")
+        (number * numbered, *entity)
+        for number, tags in enumerate(sentences)
+        for entity in entities_of(tags)
+        if strays or tags[entity[0]].startswith("B")
     }
 
 
-def _f1(gold: Sequence[list[str]], predicted: Sequence[list[str]], **how: bool) -> float:
-    there, given = _entities(gold, **how), _entities(predicted, **how)
-    return 2 * len(there & given) / max(len(there) + len(given), 1)
+def _counts(true: set[tuple], guessed: set[tuple], correct: set[tuple] | None = None) -> dict[str, list[int]]:
+    counts = {kind: [0, 0, 0] for *_, kind in true | guessed}
+    for place, entities in enumerate((true & guessed if correct is None else correct, guessed, true)):
+        for *_, kind in entities:
+            counts[kind][place] += 1
+    return counts
 
 
-def _windows(n: int, room: int, step: int) -> list[tuple[int, int]]:
-    """By their number, and not by going along: another way than the solution's."""
-    return [(k * step, min(k * step + room, n)) for k in range(1 - (-max(n - room, 0) // step))]
+def _miscounts(gold: Sequence[list[str]], predicted: Sequence[list[str]]) -> dict[str, list]:
+    """What each mistake computes; the right counts under ""."""
+    both, spans = (gold, predicted), {entity[:3] for entity in _entities(gold)}
+    true, guessed = map(_entities, both)
+    right = _counts(true, guessed)
+    words = ({(n, k, tag[2:]) for n, s in enumerate(side) for k, tag in enumerate(s) if tag != "O"} for side in both)
+    overlapping = {
+        (n, start, end, kind)
+        for n, start, end, kind in guessed
+        if any((n, kind) == (m, other) and a < end and start < b for m, a, b, other in true)
+    }
+    counts = {
+        "": right,
+        "You count words with a tag; an entity of two words is one entity.": _counts(*words),
+        "You ignore the kind: a place tagged as a person is not correct.": _counts(
+            true, guessed, {entity for entity in guessed if entity[:3] in spans}
+        ),
+        "An overlap is not enough: the first and the last word must be the same.": _counts(true, guessed, overlapping),
+        "Your entities have lost their sentence: an equal one in another sentence counts.": _counts(
+            *(_entities(side, numbered=False) for side in both)
+        ),
+        "An I that continues nothing begins an entity; you leave it out.": _counts(
+            *(_entities(side, strays=False) for side in both)
+        ),
+        "Your order is [correct, gold, predicted].": {kind: [c, g, p] for kind, (c, p, g) in right.items()},
+        "A kind that was predicted and is not in gold is missing.": {k: n for k, n in right.items() if n[2]},
+    }
+    return {message: _listed(wrong) for message, wrong in counts.items()}
 
 
-def _rows(variant: Variant, nulls: tuple[float, ...]) -> tuple[str, list[tuple]]:
-    """A text, and rows of it: a question of three tokens, which scores high, a piece of the text, and "no answer"."""
-    rng = variant.rng(f"rows {nulls}")
-    text = " ".join(rng.sample(WORDS, len(WORDS)))
-    offsets = _spans(re.findall(r"\s*\S+", text))
-    pieces = [offsets] if len(nulls) == 1 else [offsets[:7], offsets[4:11], offsets[8:]]
-    rows = []
-    for piece, null in zip(pieces, nulls, strict=True):
-        start, end = ([4.0 * (t < 3) + rng.random() for t in range(len(piece) + 3)] + [null] for _ in range(2))
-        rows.append(([None] * 3 + piece + [None], start, end))
-    return text, rows
+def _all(**changes: Any) -> Callable[[list, list], Any]:
+    return lambda one, other: [run.update(changes) for run in other]
 
 
-def _right(text: str, rows: list[tuple], longest: int = LONGEST) -> tuple[int, int] | None:
-    """The answer, by comparing all spans."""
-    score, offsets, i, j = max(
-        (start[i] + end[j], offsets, i, j)
-        for offsets, start, end in rows
-        for i in range(3, len(offsets) - 1)
-        for j in range(i, min(i + longest, len(offsets) - 1))
+CHANGES = {  # name of the case: what is changed in valid arms, and the probable cause of a wrong answer
+    "the seeds in another order": (lambda one, other: other.reverse(), "The order of the runs does not matter."),
+    "other steps in the last run": (
+        lambda one, other: other[-1].update(steps=999), "Do you compare all runs, or only the first one of each arm?"
+    ),
+    "both masks measured as bidirectional": (
+        _all(measured="bidirectional"), "You compare `mask`, which was asked for. What was measured?"
+    ),
+    "one more seed in the second arm": (
+        lambda one, other: other.append(other[0] | {"seed": 50}), "The second arm has more seeds. Do you compare all?"
+    ),
+    "other sentences and passages": (_all(sentences=100, tags={}), "Return all faults, not only the first one."),
+    "one run measured otherwise": (
+        lambda one, other: one[1].update(measured="causal"), "One run of an arm has another measured mask."
+    ),
+    "one seed twice in both arms": (
+        lambda one, other: [arm[2].update(seed=arm[0]["seed"]) for arm in (one, other)],
+        "A seed that occurs twice is one run, counted twice.",
+    ),
+}  # fmt: skip
+
+
+@A4.part("a4_faults", points=1, hidden=True, cases=list(CHANGES)[-2:])
+@A4.part("a4_faults", points=3, cases=list(CHANGES)[:-2])
+def the_faults(answer: Answer, variant: Variant, case: str) -> None:
+    rng, (change, likely) = variant.rng(case), CHANGES[case]
+    seeds, settings = rng.sample(range(50), 3), {"steps": rng.randint(40, 90), "sentences": rng.randint(200, 900)}
+    settings["tags"] = {"fn-1": ["O O"], "fn-2": ["B-PER"]}
+    one, other = ([{"mask": m, "measured": m, "seed": seed} | settings for seed in seeds] for m in MASKS)
+    change(one, other)
+    expect_equal(sorted(answer(one, other)), _faults(one, other), f"the faults with {case}", likely)
+
+
+@A4.part("a4_compare", points=4)
+def the_interval(answer: Answer, variant: Variant) -> None:
+    rng, arms = torch.Generator().manual_seed(variant.seed("counts")), []
+    gold = torch.randint(2, 16, (12,), generator=rng)  # short passages and long ones
+    for share in (0.8, 0.6):
+        correct = (gold * (share + 0.15 * torch.randn(3, 12, generator=rng))).round().long().clamp(0).minimum(gold)
+        spurious = torch.randint(0, 5, (3, 12), generator=rng)
+        arms.append(torch.stack([correct, correct + spurious, gold.expand(3, 12)], -1))
+    draws = torch.randint(12, (DRAWS, 12), generator=rng)
+    (one, other), pooled = arms, [arm.sum(0, keepdim=True) for arm in arms]
+    right = _compared(one, other, draws)
+    alone = (_f1(one[:, draws]).mean(0) - _f1(other).mean()).quantile(torch.tensor([0.025, 0.975]).double())
+
+    def passage_f1(counts: Tensor) -> Tensor:
+        return _f1(counts[..., None, :]).mean(-1)
+
+    suspects = {
+        "You average the F1 of the passages; add up their counts first.": _compared(*arms, draws, passage_f1),
+        "You add up the counts of the seeds; compute one F1 for each seed, then the mean.": _compared(*pooled, draws),
+        "Your interval is of `other` minus `one`.": torch.stack([*right[:2], -right[3], -right[2]]),
+        "You draw passages for one arm only; both arms need the same ones.": torch.cat([right[:2], alone]),
+        "You leave out 5 % on each side; for a 95 % interval it is 2.5 %.": _compared(one, other, draws, out=0.05),
+        "Your interval reaches from the smallest to the largest draw.": _compared(one, other, draws, out=0.0),
+        "Your F1 is a share; it should be in points, from 0 to 100.": right / 100,
+        "The first two numbers are the F1 of `one` and of `other`, not their difference.": torch.cat(
+            [right[:1] - right[1:2], right[2:]]
+        ),
+    }
+    numbers = torch.tensor([float(number) for number in answer(one, other, draws)], dtype=torch.float64)
+    expect_tensor(numbers, right, "(F1 of one, F1 of other, low, high)", suspects, 1e-4)
+
+
+def _f1(counts: Tensor) -> Tensor:
+    """(..., passages, 3) -> (...): F1 in points over all passages together."""
+    correct, predicted, gold = counts.double().sum(-2).unbind(-1)
+    return 200 * correct / (predicted + gold)
+
+
+def _compared(one: Tensor, other: Tensor, draws: Tensor, f1: Callable = _f1, out: float = 0.025) -> Tensor:
+    """F1 of one and of other, and the interval of the difference: (4,)."""
+    drawn = f1(one[:, draws]).mean(0) - f1(other[:, draws]).mean(0)
+    edges = drawn.quantile(torch.tensor([out, 1 - out], dtype=drawn.dtype))
+    return torch.cat([torch.stack([f1(one).mean(), f1(other).mean()]), edges])
+
+
+REPORTS = {  # name of the case: the arm that is significantly better
+    "bidirectional is better": "bidirectional", "causal is better": "causal", "an interval that contains 0": None,
+    "runs of unequal steps": "bidirectional",
+}  # fmt: skip
+
+
+@A4.part("a4_report", points=2, cases=list(REPORTS)[:2])
+def the_fields(answer: Answer, variant: Variant, case: str) -> None:
+    rng, draws, runs = variant.rng(case), _draws(variant), []
+    share = {mask: 0.75 if REPORTS[case] == mask else 0.55 for mask in MASKS}
+    while not runs or _report(runs, draws, variant)["significant"] != REPORTS[case]:
+        runs = [_planted(rng, variant, mask, seed, share[mask]) for seed in rng.sample(range(50), 2) for mask in MASKS]
+    if case == "runs of unequal steps":
+        runs[0]["steps"] *= 2
+    _expect_report(answer, runs, draws, variant, f" of made-up runs ({case})")
+
+
+@A4.part("a4_report", points=2)
+def your_own_runs(answer: Answer, variant: Variant) -> None:
+    runs = _handed_in(answer, variant)
+    seeds = {mask: {run["seed"] for run in runs if run["mask"] == mask} for mask in MASKS}
+    enough = min(map(len, seeds.values())) > 1 and min(run["steps"] for run in runs) >= LEAST_STEPS
+    came = ", ".join(f"{run['mask']} seed {run['seed']} ({run['steps']} steps)" for run in runs)
+    expected, likely = (
+        f"two seeds for each mask and {LEAST_STEPS} steps, or more",
+        "Train with the given SEEDS and STEPS.",
     )
-    return None if min(start[-1] + end[-1] for _, start, end in rows) > score else _characters(text, offsets, i, j)
+    expect(enough, expected, came, likely)
+    _expect_report(answer, runs, _draws(variant), variant, " of your own runs")
 
 
-def _characters(text: str, offsets: list, i: int, j: int) -> tuple[int, int]:
-    a = offsets[i][0]
-    return a + text[a].isspace(), offsets[j][1]
+A4.part("a4_report", points=2, cases=list(REPORTS)[2:], hidden=True)(the_fields)
 
 
-def _expect_answer(answer: Answer, text: str, rows: list[tuple], what: str, suspects: Any) -> None:
+def _expect_report(answer: Answer, runs: list[Run], draws: Tensor, variant: Variant, what: str) -> None:
+    right, fields = _report(runs, draws, variant), answer(runs, draws)
+    names = ("f1", "difference", "low", "high", "faults", "claim")
+    form = isinstance(fields, dict) and set(fields) == set(names) and isinstance(fields["f1"], dict)
+    expect(form, f"a dictionary with the fields {', '.join(names)}", f"{fields!r:.200}")
+    b, c, difference, low, high = numbers = [*right["f1"].values(), right["difference"], right["low"], right["high"]]
+    suspects = {
+        "Your two F1 scores are exchanged.": [c, b, difference, low, high],
+        "Your difference and interval are of causal minus bidirectional.": [b, c, -difference, -high, -low],
+        "Your difference is causal minus bidirectional.": [b, c, -difference, low, high],
+        "Your interval is of causal minus bidirectional.": [b, c, difference, -high, -low],
+    }
+    actual = [fields["f1"][mask] for mask in MASKS] + [fields[name] for name in names[1:4]]
+    order = f"[F1 of bidirectional, F1 of causal, difference, low, high]{what}"
+    expect_tensor([float(number) for number in actual], torch.tensor(numbers), order, suspects, 1e-4)
+    expect_equal(sorted(fields["faults"]), right["faults"], f"the faults{what}", "Compare the two arms with `faults`.")
+    likely = "The claim is the better arm if the whole interval is above 0, or below 0."
+    if right["faults"] or right["significant"] is None:
+        reason = "the comparison has a fault" if right["faults"] else "the interval contains 0"
+        likely = f"One arm has the higher F1, but {reason}: nothing may be claimed."
+    expect_equal(fields["claim"], right["claim"], f"the claim{what}", likely)
+
+
+def _report(runs: list[Run], draws: Tensor, variant: Variant) -> dict[str, Any]:
+    arms = {mask: [run for run in runs if run["mask"] == mask] for mask in MASKS}
+    counts = {mask: torch.stack([_counts_of(run, _gold(variant)) for run in arms[mask]]) for mask in MASKS}
+    one, other, low, high = _compared(*counts.values(), draws).tolist()
+    significant = "bidirectional" if low > 0 else "causal" if high < 0 else None
+    faults = _faults(*arms.values())
+    return {
+        "f1": dict(zip(MASKS, (one, other), strict=True)), "difference": one - other, "low": low, "high": high,
+        "faults": faults, "claim": None if faults else significant, "significant": significant,
+    }  # fmt: skip
+
+
+def _faults(one: list[Run], other: list[Run]) -> list[str]:
+    runs, measured = [*one, *other], [{run["measured"] for run in arm} for arm in (one, other)]
+    seeds = [sorted(run["seed"] for run in arm) for arm in (one, other)]
+    faults = {
+        "mask": any(run["measured"] != run["mask"] for run in runs) or measured[0] == measured[1],
+        "passages": any(run["tags"].keys() != runs[0]["tags"].keys() for run in runs),
+        "seeds": seeds[0] != seeds[1] or len(set(seeds[0])) < len(seeds[0]),
+    } | {name: len({run[name] for run in runs}) > 1 for name in ("steps", "sentences")}
+    return sorted(name for name, is_fault in faults.items() if is_fault)
+
+
+def _counts_of(run: Run, gold: dict[str, list[str]]) -> Tensor:
+    """(passages, 3): correct, predicted and gold entities."""
+    rows = []
+    for passage, sentences in gold.items():
+        true, guessed = (_entities([tags.split() for tags in side]) for side in (sentences, run["tags"][passage]))
+        rows.append([len(true & guessed), len(guessed), len(true)])
+    return torch.tensor(rows)
+
+
+def _draws(variant: Variant) -> Tensor:
+    n = len(_gold(variant))
+    return torch.randint(n, (DRAWS, n), generator=torch.Generator().manual_seed(variant.seed("draws")))
+
+
+def _planted(rng: random.Random, variant: Variant, mask: str, seed: int, share: float) -> Run:
+    """A run that finds this share of the entities."""
+    tags: dict[str, list[str]] = {}
+    for passage, sentences in _gold(variant).items():
+        for sentence in sentences:
+            words = sentence.split()
+            for start, end, _ in entities_of(words):
+                if rng.random() > share:
+                    words[start:end] = ["O"] * (end - start)
+            tags.setdefault(passage, []).append(" ".join(words))
+    return {"mask": mask, "measured": mask, "seed": seed, "steps": 40, "sentences": 1209, "tags": tags}
+
+
+def _handed_in(answer: Answer, variant: Variant) -> list[Run]:
+    """The runs in the student's file, a stranger's. Raises Mistake if it is missing or has another form."""
     try:
-        actual = answer(text, rows, LONGEST)
-    except Mistake as mistake:
-        likely = "Your span begins or ends at a token that is not of the context: its offset is None."
-        raise Mistake(mistake.expected, mistake.came, likely if "NoneType" in mistake.came else None) from None
-    likely = "Asked for are two numbers and nothing beside them, or None itself."
-    expect(not isinstance(actual, tuple) or len(actual) == 2, "a pair (a, b), or None", f"{actual!r:.200}", likely)
-    expect_equal(actual, _right(text, rows), what, suspects)
+        content = answer.predictions()
+        expect(content is not None, f"{FILE} beside the notebook", "no such file", missing("a4"))
+        runs = [_checked(run, _gold(variant)) for run in json.loads(content)]
+        if not 0 < len(runs) <= MOST_RUNS:
+            raise ValueError(f"{len(runs)} runs")
+    except (CourseError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+        came = clean(f"{type(error).__name__}: {error}", 200)
+        likely = f"Was {FILE} changed? Delete it, and run the training cell again."
+        raise Mistake(f"{FILE} as the training cell writes it", came, likely) from None
+    return runs
 
 
-def _results(variant: Variant, name: str, gap: float) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Scores (4 seeds, 40 texts) of two arms whose means lie `gap` apart, and which seeds and texts are drawn."""
-    rng = torch.Generator().manual_seed(variant.seed(name))
-    text, luck, chance = (torch.randn(size, generator=rng).double() for size in ((40,), (2, 4, 1), (2, 4, 40)))
-    one, other = 0.5 + 0.2 * text + 0.03 * luck + 0.1 * chance
-    seeds, texts = (torch.randint(n, (200, n), generator=rng) for n in (4, 40))
-    return one + gap - (one - other).mean(), other, seeds, texts
+def _checked(run: Any, gold: dict[str, list[str]]) -> Run:
+    checked = {name: str(run[name])[:20] for name in ("mask", "measured")}
+    checked |= {name: int(run[name]) for name in ("seed", "steps", "sentences")}
+    if checked["mask"] not in MASKS:
+        raise ValueError(f"the mask {checked['mask']}")
+    for passage, sentences in gold.items():
+        tags = [sentence.split() for sentence in run["tags"][passage]]
+        if [len(words) for words in tags] != [len(sentence.split()) for sentence in sentences]:
+            raise ValueError(f"{passage}: not one tag for each word")
+        if unknown := {tag for words in tags for tag in words} - TAGS:
+            raise ValueError(f"{passage}: the tag {min(unknown)}")
+    return checked | {"tags": {passage: run["tags"][passage] for passage in gold}}
 
 
-def _gaps(one: Tensor, other: Tensor, seeds: Tensor, texts: Tensor) -> Tensor:
-    """By how often each seed and each text was drawn: another way than the solution's."""
-    often = [one_hot(drawn, drawn.shape[1]).double().mean(1) for drawn in (seeds, texts)]
-    return torch.einsum("ds,st,dt->d", often[0], one - other, often[1])
+NEVER = {  # the codes of statements that no report shows, and why
+    "equal": "An interval that contains 0 does not show that the masks are equally good.",
+    "seeds": "Only passages are drawn, so the interval does not show how much the seeds matter.",
+    "steps": "No run had more steps, so nothing is known about them.",
+    "texts": "All test passages are from Field Notes; no newspaper article was tested.",
+    "reason": "F1 shows which arm makes more mistakes, not why.",
+}
+FIELDS = {  # name of the case: low, high and the faults
+    "an interval above 0": (2, 9, []), "an interval that contains 0": (-3, 6, []), "an interval below 0": (-9, -2, []),
+    "a fault": (2, 9, ["steps"]),
+}  # fmt: skip
 
 
-def _interval(gap: Any, gaps: Tensor, left_out: float = 0.025) -> Tensor:
-    edges = gaps.quantile(torch.tensor([left_out, 1 - left_out], dtype=gaps.dtype))
-    return torch.cat([torch.as_tensor([gap], dtype=gaps.dtype), edges])
+@A4.part("a4_not_shown", points=1, cases=list(FIELDS)[2:], hidden=True)
+@A4.part("a4_not_shown", points=2, cases=list(FIELDS)[:2])
+def the_statements(answer: Answer, variant: Variant, case: str) -> None:
+    low, high, faults = FIELDS[case]
+    shift = variant.rng(case).random()
+    low, high, significant = low + shift, high + shift, low > 0 or high < 0
+    difference, claim = (low + high) / 2, None if faults or not significant else MASKS[high < 0]
+    f1 = {"bidirectional": 70 + difference, "causal": 70.0}
+    fields = {"f1": f1, "difference": difference, "low": low, "high": high, "faults": faults, "claim": claim}
+    right = {*NEVER, *(() if significant else ("significant",)), *(() if claim else ("mask",))}
+    reasons = NEVER | {
+        "measured": "The first statement only repeats what was measured.",
+        "significant": f"The interval {'excludes' if significant else 'contains'} 0: is the difference significant?",
+        "mask": "The difference comes from the mask if it is significant and the comparison has no fault.",
+    }
+    actual = answer(fields)
+    for code, reason in reasons.items():
+        came = f'"{code}" is {"" if code in actual else "not "}in the list'
+        expect((code in actual) == (code in right), f'another answer about "{code}" for {case}', came, reason)
+    expect_equal(len(actual), len(right), "the number of codes", "Return each code once, and no other text.")
