@@ -137,7 +137,7 @@ def test_what_is_committed_is_what_the_masters_make(tmp_path):
 
     paths = build(tmp_path)
     for path in paths:
-        if path.parent.name in ("student", "solution"):
+        if path.suffix == ".ipynb" and path.parent.name in ("student", "solution"):
             head = notebook_heads.head_of(FOLDER / path.relative_to(tmp_path), notebook_heads.install_from())
             path.write_text(notebook_heads.with_head(path.read_text(encoding="utf-8"), *head), encoding="utf-8")
     built = {path.relative_to(tmp_path): as_built(path) for path in paths}
