@@ -15,7 +15,7 @@ from labkit import profile
 from labkit.colab import unmet_requirements, version_of
 from labkit.errors import LabkitError
 
-PYTHONS = ((3, 11), (3, 14))  # oldest and newest that are tested
+PYTHONS = ((3, 11), (3, 14))  # oldest and newest that pyproject allows
 OPTIONAL = {  # what does not work without the package
     "gguf": "embedded models cannot be converted",
     "ipywidgets": "sliders in notebooks do not work",
@@ -50,7 +50,7 @@ def _finding(name: str, detail: str, cure: str = "", *, problem: str = "warn") -
 
 def _required() -> Iterator[Finding]:
     (oldest, newest), this = PYTHONS, sys.version_info[:2]
-    cure = "" if oldest <= this <= newest else f"use Python 3.{oldest[1]} to 3.{newest[1]}, which are tested"
+    cure = "" if oldest <= this <= newest else f"use Python 3.{oldest[1]} to 3.{newest[1]}"
     detail = f"{platform.python_version()} at {sys.executable}"
     yield _finding("python", detail, cure, problem="fail" if this < oldest else "warn")
     cures = {need.name: f"pip install '{need.name}{need.specifier}'" for need in unmet_requirements()}
