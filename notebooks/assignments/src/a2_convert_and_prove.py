@@ -9,14 +9,14 @@
 # %% [markdown]
 # # A2 · Convert GPT-2 and prove it
 #
-# **Is this model bidirectional now?** You write an audit that measures the mask instead of reading flags, and you convert GPT-2 with a mask of your own. At the end, your audit is tested on models that only seem to be converted. Exercises 1 and 2 are a warm-up: they rebuild the probe of lesson 03. The other exercises go beyond it.
+# **Is this model bidirectional now?** You write an audit that measures the mask instead of reading flags, and you convert GPT-2 with a mask of your own. At the end, your audit is tested on models that only seem to be converted. Exercises 1 and 2 are a warm-up: they rebuild the probe of lesson 03. Exercise 3 extends it to padding.
 #
 # | | |
 # |---|---|
 # | **You need** | lesson 03; lesson 02 for the parts of GPT-2 |
 # | **Time and points** | about 90 minutes with reading, 30 points |
 #
-# Each exercise has a check. It calls your function and states what was expected, what your function returned, and the likely cause of a mistake. It covers only some of the points: graders also test other models. Cells with `check.look` show what your function returns, once you have written it. You can skip an exercise and come back.
+# Each exercise has a check. It states what was expected, what your function returned, and the likely cause of a mistake. In most exercises it covers only a part of the points: graders also test other models. Cells with `check.look` show what your function returns, once you have written it.
 
 # %%
 import copy
@@ -364,13 +364,13 @@ test_real = torch.tensor([[1, 1, 1, 1, 1, 1], [1, 1, 1, 1, 0, 0]])
 # %% [markdown] exercise="a2_audit"
 # Combine your functions. `audit(converted, original)` returns `True` exactly if three tests succeed in both modes:
 #
-# - **Mask:** for the first row of `test_rows` alone and for both rows together, every real token depends on all real tokens and on no padding, however little.
+# - **Mask:** for the first row of `test_rows` alone and for both rows together, each real token depends on all real tokens and on no padding, however little.
 # - **Heads:** for the first row alone, every head of every layer depends on all tokens.
-# - **Logits:** for the first row alone and for both rows together, the logits of real tokens are those of `original` (causal) under a full mask, within `1e-4`.
+# - **Logits:** for the same two inputs, the logits of real tokens are those of `original` (causal) under a full mask, within `1e-4`.
 #
-# Write each test as a function without arguments inside `audit`, and give the three to `in_both_modes`. Leave both models as you found them.
+# Write each test as a function without arguments, and give all three to `in_both_modes`. Leave both models as you found them.
 #
-# The models that you get have no dropout. The check tries correct and faulty conversions. Your notebook shows some kinds of fault; graders use more kinds.
+# The models that you get have no dropout. Some conversions are correct, others are faulty. Graders use more kinds of fault than your notebook shows.
 
 # %% [markdown] hint="a2_audit"
 # Mask: which matrix do you expect from `influence_in_batch`? `real[:, :, None] & real[:, None, :]` is 1 where both tokens are real. Logits: which `documents` make a full mask of `packed_inputs`? Each test finds faults that the others miss.
