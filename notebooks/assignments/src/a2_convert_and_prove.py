@@ -9,14 +9,14 @@
 # %% [markdown]
 # # A2 · Convert GPT-2 and prove it
 #
-# **Is this model bidirectional now?** You write an audit that measures the mask instead of reading flags, and you convert GPT-2 with a mask of your own. At the end, your audit is tested on models that only seem to be converted. Exercises 1 and 2 are a warm-up: they rebuild the probe of lesson 03. Exercise 3 extends it to padding.
+# **Is this model bidirectional now?** You write an audit that measures the mask instead of reading flags, and you convert GPT-2 with your own mask. At the end, your audit is tested on models that only seem to be converted. Exercises 1 and 2 are a warm-up: they rebuild the probe of lesson 03. Exercise 3 extends it to padding.
 #
 # | | |
 # |---|---|
 # | **You need** | lesson 03; lesson 02 for the parts of GPT-2 |
 # | **Time and points** | about 90 minutes with reading, 30 points |
 #
-# Each exercise has a check. It states what was expected, what your function returned, and the likely cause of a mistake. In most exercises it covers only a part of the points: graders also test other models. Cells with `check.look` show what your function returns, once you have written it.
+# Each exercise has a check. It states what was expected, what was returned, and the likely cause of a mistake. In most exercises it covers a part of the points: graders also test other models. Cells with `check.look` show what your function returns, once you have written it.
 
 # %%
 import copy
