@@ -17,17 +17,17 @@ from torch import Tensor, nn
 
 from labkit.course.answers import Answer
 from labkit.course.exercises import Assignment
-from labkit.course.mistakes import expect, expect_equal, expect_tensor, lacks_cells, not_finite
+from labkit.course.mistakes import Mistake, expect, expect_equal, expect_tensor, lacks_cells, not_finite
 from labkit.course.variant import Variant
 
 ASSIGNMENT = A2 = Assignment("a2", "Convert GPT-2 and prove it", minutes=90)
-A2.exercise("a2_influence", "The influence matrix", "influence", difficulty=1, minutes=8)
-A2.exercise("a2_verdict", "A verdict", "verdict", difficulty=1, minutes=5)
+A2.exercise("a2_influence", "The influence matrix", "influence", difficulty=1, minutes=7)
+A2.exercise("a2_verdict", "A verdict", "verdict", difficulty=1, minutes=4)
 A2.exercise("a2_padding", "A batch with padding", "influence_in_batch", difficulty=2, minutes=10)
-A2.exercise("a2_heads", "Layer by layer, head by head", "head_influence", difficulty=4, minutes=20)
-A2.exercise("a2_difference", "Where the computation differs", "first_difference", difficulty=2, minutes=10)
+A2.exercise("a2_heads", "Layer by layer, head by head", "head_influence", difficulty=4, minutes=15)
+A2.exercise("a2_difference", "Where the computation differs", "first_difference", difficulty=2, minutes=9)
 A2.exercise("a2_packed", "Packed documents", "packed_inputs", difficulty=3, minutes=12)
-A2.exercise("a2_audit", "Your audit, under attack", "audit", difficulty=5, minutes=25)
+A2.exercise("a2_audit", "Your audit, under attack", "audit", difficulty=4, minutes=20)
 SENTENCES = (
     "The old man the boat.", "The prime number few.", "The complex houses married students.",
     "We painted the wall with cracks.", "The horse raced past the barn fell.",
@@ -39,6 +39,7 @@ A2.shows("pads", (3, 2, 4))
 LAYERS, HEADS, VOCABULARY, SPREAD = 2, 4, 453, 0.1  # of tiny-gpt2; a small spread leaves no weight near zero
 CLOSED, FAINT = torch.finfo(torch.float32).min, {"faint future": -10.0, "padding faint": -12.0}
 FACTORS = {"weights scaled": 1.02, "large scores": 300.0}  # of queries and keys in one layer
+QUIET = dict.fromkeys(("quiet head", "quiet original"), 1e-6)  # of what one head adds to the hidden states
 
 
 # -- the models --------------------------------------------------------------------------------------------------------
@@ -56,6 +57,9 @@ def model(kind: str, seed: int, training: bool = False, attn: str = "sdpa") -> n
                 parameter.normal_(0, SPREAD, generator=generator)
         if kind in FACTORS:
             made.transformer.h[faulty_layer(seed)].attn.c_attn.weight[:, : 2 * made.config.n_embd] *= FACTORS[kind]
+        elif kind in QUIET:
+            projection = made.transformer.h[faulty_layer(seed)].attn.c_proj.weight
+            projection.view(HEADS, -1, projection.shape[1])[faulty_head(seed)] *= QUIET[kind]
         elif kind == "late position":
             made.transformer.wpe.weight[5:] = made.transformer.wpe.weight[5:].flip(-1)
         # transformers installs the hooks that record hidden states at the first use; answers are not blamed for them.
@@ -65,7 +69,7 @@ def model(kind: str, seed: int, training: bool = False, attn: str = "sdpa") -> n
     }  # fmt: skip
     if kind in conversions:
         conversions[kind](made)
-    elif kind not in ("unchanged", "large scores"):
+    elif kind not in ("unchanged", "large scores", "quiet original"):
         for block in made.transformer.h:
             _plant_mask(block, kind, seed)
     return made.train(training)
@@ -73,6 +77,10 @@ def model(kind: str, seed: int, training: bool = False, attn: str = "sdpa") -> n
 
 def faulty_layer(seed: int) -> int:
     return random.Random(seed).randrange(LAYERS)
+
+
+def faulty_head(seed: int) -> int:
+    return random.Random(seed + 1).randrange(HEADS)
 
 
 def _plant_mask(block: nn.Module, kind: str, seed: int) -> None:
@@ -93,7 +101,7 @@ def _plant_mask(block: nn.Module, kind: str, seed: int) -> None:
 def added(kind: str, seed: int, layer: int, real: Tensor, training: bool = False) -> Tensor:
     """What `kind` adds to the scores of a layer, (batch, heads, query, key). real: bool (batch, n), n at least 5."""
     n, rng, padded = real.shape[1], random.Random(seed), not bool(real.all())
-    here, at_head = rng.randrange(LAYERS) == layer, rng.randrange(HEADS)
+    here, at_head = rng.randrange(LAYERS) == layer, faulty_head(seed)
     query, key = rng.randrange(2), rng.randrange(3, 5)
     i, j, head = torch.arange(n)[:, None], torch.arange(n), torch.arange(HEADS)[:, None, None] == at_head
     causal, full, keys = j <= i, torch.ones(n, n, dtype=torch.bool), real[:, None, None, :]
@@ -102,6 +110,7 @@ def added(kind: str, seed: int, layer: int, real: Tensor, training: bool = False
         "one ahead": j <= i + 1,
         "one layer": full if here else causal,
         "one head": causal | head,
+        "quiet head": causal | ~head if here else full,
         "one cell": ~((i == query) & (j == key)) if here else full,
         "unpadded only": causal if padded else full,
         "padded only": full if padded else causal,
@@ -145,16 +154,22 @@ def state(of: nn.Module, *arguments: Any) -> dict[str, Any]:
 @A2.part("a2_influence", points=2, cases=("unchanged", "one ahead"))
 def the_matrix(answer: Answer, variant: Variant, kind: str) -> None:
     n, seed = variant.whole(f"matrix {kind}", 6, 8), variant.seed(f"matrix {kind}")
-    seen, ids = reach(kind, seed, torch.ones(1, n).bool())[0], _ids(variant, "matrix", n)
+    expected, ids = reach(kind, seed, torch.ones(1, n).bool())[0], _ids(variant, "matrix", n)
     ids[0, variant.whole("last id", 0, n - 1)] = VOCABULARY - 1
     suspects = {
-        "Rows and columns have changed places: row i is the output, column j the replaced token.": seen.T,
-        "The diagonal is missing: an output depends on its own token.": seen & ~torch.eye(n).bool(),
-        "Your changes add up: put the old token back before you replace the next one.": seen.cummax(1).values,
-        "Some changes are missed. Do you compare all logits, and exactly?": lacks_cells(seen),
+        "Rows and columns have changed places: row i is the output, column j the replaced token.": expected.T,
+        "The diagonal is missing: an output depends on its own token.": expected & ~torch.eye(n).bool(),
+        "Your changes add up: put the old token back before you replace the next one.": expected.cummax(1).values,
+        "Some changes are missed. Do you compare all logits, and exactly?": lacks_cells(expected),
     }
     what = f'the influence matrix of the model "{kind}"'
-    expect_tensor(_answered(answer, _model(kind, seed), ids), seen, what, suspects)
+    try:
+        actual = _answered(answer, _model(kind, seed), ids)
+    except Mistake as mistake:
+        if "IndexError: index out of range" in mistake.came:
+            mistake.likely = "Token ids end at vocab_size - 1. Which id follows the last one?"
+        raise
+    expect_tensor(actual, expected, what, suspects)
 
 
 @A2.part("a2_verdict", points=3)
@@ -172,32 +187,32 @@ def the_word(answer: Answer, variant: Variant) -> None:
         "No later token is open, but no earlier one either.": (torch.eye(n).bool(), "mixed"),
         "Later tokens are open, but no earlier ones.": (full.triu(), "mixed"),
     }  # fmt: skip
-    for likely, (seen, word) in cases.items():
-        picture = " / ".join("".join("■" if cell else "·" for cell in row) for row in seen.tolist())
-        expect_equal(answer(seen), word, f"the verdict on {picture}", likely)
+    for likely, (matrix, word) in cases.items():
+        picture = " / ".join("".join("■" if cell else "·" for cell in row) for row in matrix.tolist())
+        expect_equal(answer(matrix), word, f"the verdict on {picture}", likely)
 
 
-@A2.part("a2_padding", points=1, hidden=True, cases=("padding open", "padding faint"))
-@A2.part("a2_padding", points=3, cases=("unchanged", "open", "unpadded only"))
+@A2.part("a2_padding", points=1, hidden=True, cases=("padding faint",))
+@A2.part("a2_padding", points=3, cases=("unchanged", "open", "unpadded only", "padding open"))
 def a_batch(answer: Answer, variant: Variant, kind: str) -> None:
     n, k, seed = variant.whole(f"rows {kind}", 6, 8), variant.whole(f"pads {kind}", 2, 3), variant.seed(f"rows {kind}")
     real = torch.ones(3, n).bool()
     real[1, n - k :] = real[2, :k] = False
-    rows, seen = _ids(variant, kind, n) * real, reach(kind, seed, real)
+    rows, expected = _ids(variant, kind, n) * real, reach(kind, seed, real)
     without_mask = reach(kind, seed, real | True) & real[:, :, None]
 
     def has_rows_of_padding(actual: Tensor) -> bool:
-        return actual.shape == seen.shape and bool(actual[~real].any())
+        return actual.shape == expected.shape and bool(actual[~real].any())
 
     suspects = {
         "The rows of padding, as outputs, must be False.": has_rows_of_padding,
         "Padding has influence here, as if it were text. Did you pass the attention mask?": without_mask,
-        "Row 0 is open only if it is alone. Do all rows go through the model together?": seen
+        "Row 0 is open only if it is alone. Do all rows go through the model together?": expected
         | real.all(1)[:, None, None],
-        "Padding seems to have no influence. Did you replace its ids, too?": reach("open", seed, real),
+        "Padding seems to have no influence. Did you replace its ids, and keep its columns?": reach("open", seed, real),
     }
     what = f'the influence in a batch with padding, in the model "{kind}"'
-    expect_tensor(_answered(answer, _model(kind, seed), rows, real.long()), seen, what, suspects)
+    expect_tensor(_answered(answer, _model(kind, seed), rows, real.long()), expected, what, suspects)
 
 
 @A2.part("a2_heads", points=2, hidden=True, cases=("one cell",))
@@ -206,16 +221,16 @@ def single_heads(answer: Answer, variant: Variant, kind: str) -> None:
     n, seed = variant.whole(f"heads {kind}", 5, 7), variant.seed(f"heads {kind}")
     real = torch.ones(1, n).bool()
     for layer in range(LAYERS):
-        seen = (added(kind, seed, layer, real) > CLOSED)[0]
+        expected = (added(kind, seed, layer, real) > CLOSED)[0]
         through_layers = reach(kind, seed, real).expand(HEADS, n, n)
         suspects = {
-            "All heads are equal. Are they mixed, or cut in the wrong places?": seen.any(0).expand(HEADS, n, n),
+            "All heads are equal. Are they mixed, or cut in the wrong places?": expected.any(0).expand(HEADS, n, n),
             "This is the influence through several layers. Where do you change the state?": through_layers,
-            "Rows and columns have changed places.": seen.mT,
-            "Some changes are missed. LayerNorm removes what all components share.": lacks_cells(seen),
+            "Rows and columns have changed places.": expected.mT,
+            "Some changes are missed. LayerNorm removes what all components share.": lacks_cells(expected),
         }
         actual = _answered(answer, _model(kind, seed), _ids(variant, kind, n), layer)
-        expect_tensor(actual, seen, f"the influence in layer {layer}, by head,", suspects)
+        expect_tensor(actual, expected, f"the influence in layer {layer}, by head,", suspects)
 
 
 @A2.part("a2_difference", points=1, cases=("labkit", "late position"), hidden=True)
@@ -227,11 +242,11 @@ def the_mask_put_back(answer: Answer, variant: Variant, kind: str) -> None:
     if first is not None:
         suspects = {
             "This is the last state that differs. A fault changes all later states, too.": LAYERS,
-            "Count from 0: number 0 is the sum of the tables, number 1 the state after the first block.": first - 1,
+            "Count from 0: number 0 is the sum of the embeddings, number 1 the state after the first block.": first - 1,
         } | suspects
-    found = _answered(answer, _model("unchanged", seed), _model(kind, seed), _ids(variant, kind, 8))
+    actual = _answered(answer, _model("unchanged", seed), _model(kind, seed), _ids(variant, kind, 8))
     what = f"the first difference of {'a correct' if first is None else 'a faulty'} model"
-    expect_equal(found, first, what, suspects)
+    expect_equal(actual, first, what, suspects)
 
 
 @A2.part("a2_packed", points=1)
@@ -259,6 +274,8 @@ def the_mask(answer: Answer, variant: Variant, kind: str) -> None:
     expect(mask.shape == (3, 1, n, n), f"a mask of shape {(3, 1, n, n)}", f"shape {tuple(mask.shape)}")
     likely = "Eager attention adds its mask to the scores, and True counts as 1. What number must be added?"
     expect(mask.is_floating_point(), "a mask of real numbers", str(mask.dtype), likely)
+    likely = "A mask that is added must have the dtype of the scores, here float32."
+    expect(mask.dtype == torch.float32, "a mask of torch.float32", str(mask.dtype), likely)
     original, ids = model(kind, variant.seed(f"mask {kind}"), attn="eager"), _ids(variant, "mask", n).expand(3, n)
     others, padding = (documents[:, :, None] != documents[:, None, :])[:, None], ~real[:, None, None, :]
     none = torch.zeros(3, 1, n, n).bool()
@@ -277,13 +294,13 @@ def the_mask(answer: Answer, variant: Variant, kind: str) -> None:
         "The mask is still causal.": logits(others | torch.ones(n, n).bool().triu(1)),
         "-10000 is not low enough for these scores.": logits(others, -1e4),
     }
-    expect_tensor(logits(none, zero=mask.float()), logits(others), "the logits under your mask", suspects, 1e-4)
+    expect_tensor(logits(none, zero=mask), logits(others), "the logits under your mask", suspects, 1e-4)
 
 
 KNOWN = ("by hand", "unchanged", "unpadded only", "one layer", "labkit", "padding open", "forgets-scaling")
 UNKNOWN = (
     "one head", "evaluation only", "training only", "padded only", "one ahead", "padding faint", "open", "one cell",
-    "faint future", "weights scaled",
+    "faint future", "weights scaled", "quiet head",
 )  # fmt: skip
 
 
@@ -293,7 +310,8 @@ def attacks(answer: Answer, variant: Variant, kind: str) -> None:
     if variant.round:
         return  # an audit takes time, and one round has models enough
     seed, training = variant.seed(f"audit {kind}"), bool(variant.whole(f"mode {kind}", 0, 1))
-    judgement = _answered(answer, _model(kind, seed, training=training), _model("unchanged", seed))
+    original = "quiet original" if kind in QUIET else "unchanged"
+    judgement = _answered(answer, _model(kind, seed, training=training), _model(original, seed))
     correct = kind in CORRECT
     expect_equal(judgement, correct, f"the audit of {'a correct' if correct else 'a faulty'} model", LIKELY[kind])
 
@@ -311,6 +329,7 @@ LIKELY = {  # the probable cause of a wrong answer about a model of this kind
     "padded only": "It is open beside a padded row only. Do you test a row alone?",
     "one layer": "One open layer opens all outputs. Do you test layer by layer?",
     "one head": "Open heads hide the closed ones. Do you test each head?",
+    "quiet head": "One head is causal, and it adds too little to change the logits by 1e-4. Do you test the heads?",
     "one cell": "In one layer one cell is closed. Do you test every cell?",
     "padding open": "Its tokens depend on padding. Do you replace padding?",
     "padding faint": "Padding is closed with -12, so it still has a little influence. Are small changes ignored?",
@@ -332,9 +351,9 @@ def _documents(variant: Variant) -> tuple[Tensor, Tensor]:
 
 def _answered(answer: Answer, settings: dict[str, Any], *arguments: Any) -> Any:
     """What the answer returns for a model with these settings and more, all of which it must leave as they are."""
+    before = state(model(**settings), *arguments)  # first: loading transformers must not use up the answer's time
     result, after = answer(settings, *arguments, function="on_models")
     likely = "Hooks, modes and weights that you change for a measurement must be restored."
-    before = state(model(**settings), *arguments)
     for name in ("number of hooks", "training mode", "checksum of the weights"):
         expect(after[name] == before[name], f"the {name} to be {before[name]} as before", f"{after[name]}", likely)
     likely = "Your function writes into its argument. Did you clone it?"

@@ -9,14 +9,14 @@
 # %% [markdown]
 # # A2 · Convert GPT-2 and prove it
 #
-# **Is this model bidirectional now?** You write an audit that measures the answer and trusts no flag. You also convert GPT-2 with a mask of your own. At the end, models that only seem to be converted attack your audit.
+# **Is this model bidirectional now?** You write an audit that measures the mask instead of reading flags, and you convert GPT-2 with your own mask. At the end, your audit is tested on models that only seem to be converted. Exercises 1 and 2 are a warm-up: they rebuild the probe of lesson 03. Exercise 3 extends it to padding.
 #
 # | | |
 # |---|---|
 # | **You need** | lesson 03; lesson 02 for the parts of GPT-2 |
-# | **Time and points** | about 90 minutes, 30 points |
+# | **Time and points** | about 90 minutes with reading, 30 points |
 #
-# Each exercise has a check. It calls your function and states what was expected, what your function returned, and the likely cause of a mistake. Cells with `check.look` show what your function returns, once you have written it. You can skip an exercise and come back.
+# Each exercise has a check. It states what was expected, what was returned, and the likely cause of a mistake. In most exercises it covers a part of the points: graders also test other models. Cells with `check.look` show what your function returns, once you have written it.
 
 # %%
 import copy
@@ -27,7 +27,7 @@ import labkit
 from labkit import masks, pitfalls, viz
 
 # %% [markdown]
-# We use one sentence throughout: **{{sentence}}** Its ending changes how you read its beginning. A causal model cannot use the ending at the beginning; a bidirectional one could. The model is gpt2-mini, a small GPT-2 that comes with this lab.
+# We use one sentence throughout: **{{sentence}}** Its ending changes how you read its beginning. The model is gpt2-mini, a small GPT-2 that comes with this lab.
 
 # %%
 lm = labkit.load("gpt2-mini", device="cpu")
@@ -42,7 +42,7 @@ print(n, tokens)
 # %% [markdown]
 # **How we measure.** We run the model, replace one token, and run it again. `model(input_ids=ids).logits` has the shape `(1, n, vocabulary)`: one row of logits for each position. If any logit of a row changes, this output depends on the token.
 #
-# A closed cell of a mask gives a weight of exactly 0. So an output that does not depend on a token stays equal **to the last bit**, and we need no threshold. The models of this assignment have no dropout, so this also holds in training mode. We run the same sentence twice:
+# A closed cell of a mask gives a weight of exactly 0. So an output that does not depend on a token stays equal **to the last bit**, and we need no threshold. In training mode, two runs of `gpt2-mini` differ, because its dropout is 0.1. So we measure it in evaluation mode. We run the same sentence twice:
 
 # %%
 with torch.no_grad():
@@ -50,7 +50,7 @@ with torch.no_grad():
 print("logits", tuple(once.shape), "equal to the last bit:", torch.equal(once, again))
 
 # %% [markdown] exercise="a2_influence"
-# This is the warm-up: the probe of lesson 03, on logits. Return the **influence matrix**: booleans, shape `(n, n)`, `True` at `[i, j]` if any logit of output `i` changes when token `j`, and no other, is replaced by another token.
+# Return the **influence matrix**: booleans, shape `(n, n)`, `True` at `[i, j]` if any logit of output `i` changes when token `j`, and no other, is replaced by another token.
 #
 # Token ids go from 0 to `model.config.vocab_size - 1`. `ids` is `(1, n)`; leave it as it is.
 
@@ -80,7 +80,7 @@ def influence(model, ids):
 viz.mask_figure(influence(model, ids), tokens, "Which token (column) changes which output (row)")
 
 # %% [markdown] exercise="a2_verdict"
-# A test needs one word instead of a picture. From an influence matrix, booleans `(n, n)` with `n` of at least 2, return
+# A test needs one word instead of a picture. From an influence matrix, booleans `(n, n)` with `n >= 2`, return
 #
 # - `"causal"` if each output depends on its own token and on **all** tokens before it, and on no later one,
 # - `"bidirectional"` if each output depends on **all** tokens,
@@ -91,13 +91,13 @@ viz.mask_figure(influence(model, ids), tokens, "Which token (column) changes whi
 
 
 # %% answer="a2_verdict"
-def verdict(seen):
+def verdict(matrix):
     """bool (n, n) -> "causal", "bidirectional" or "mixed"."""
     ### BEGIN SOLUTION
-    full = torch.ones_like(seen)
-    if torch.equal(seen, full):
+    full = torch.ones_like(matrix)
+    if torch.equal(matrix, full):
         return "bidirectional"
-    return "causal" if torch.equal(seen, full.tril()) else "mixed"
+    return "causal" if torch.equal(matrix, full.tril()) else "mixed"
     ### END SOLUTION
 
 
@@ -125,7 +125,7 @@ verdict(influence(flagged, ids))
 # - The outputs of padding are never used: set their rows to `False`.
 
 # %% [markdown] hint="a2_padding"
-# Rows do not mix, so you can replace the token at `j` in all rows at once. The shape `(batch, n, 1)` of `real` selects outputs, `(batch, 1, n)` selects tokens.
+# Rows do not mix, so you can replace the token at `j` in all rows at once. Set only the rows of padding outputs to `False`, with `real` in the shape `(batch, n, 1)`. Keep the columns: an influence of padding must stay visible.
 
 
 # %% answer="a2_padding"
@@ -156,16 +156,16 @@ rows[1, n - pads :], real[1, n - pads :] = 0, 0
 
 def batch_verdicts(model):
     """The verdicts on both rows (of the padded one, on its real tokens), and whether padding has any influence."""
-    seen, length = influence_in_batch(model, rows, real), n - pads
-    padding = bool(seen[1, :, length:].any())
-    return {"full row": verdict(seen[0]), "padded row": verdict(seen[1, :length, :length]), "padding open": padding}
+    (full, padded), length = influence_in_batch(model, rows, real), n - pads
+    padding = bool(padded[:, length:].any())
+    return {"full row": verdict(full), "padded row": verdict(padded[:length, :length]), "padding open": padding}
 
 
 # %% look="a2_padding"
 {"unchanged": batch_verdicts(model), "recipe": batch_verdicts(flagged)}
 
 # %% [markdown]
-# Compare the full row of the recipe with its verdict without a batch. The sentence and the weights are the same, but with one padded row in the batch the model is causal again, without a warning (lesson 03, section 3).
+# Compare the full row of the recipe with its verdict without a batch. The sentence and the weights are the same, but with a padded row in the batch the model is causal again (lesson 03, section 3).
 #
 # ## One open layer
 #
@@ -179,55 +179,56 @@ half = pitfalls.get("first-layer-only").apply(copy.deepcopy(model))
 batch_verdicts(half)
 
 # %% [markdown]
-# From outside, the causal layers cannot be detected, because the states that they receive already depend on all tokens. So we measure inside.
+# The outputs of the model do not show the causal layers, because the states that these layers receive already depend on all tokens. So we measure inside the model.
 #
-# A block, `model.transformer.h[layer]`, receives the hidden states `(batch, n, width)` as its first argument. Its heads are put **side by side** in a tensor `(batch, n, width)`, and only then does `attn.c_proj` mix them. So the input of `c_proj` shows each head separately:
+# A block, `model.transformer.h[layer]`, receives the hidden states `(batch, n, width)` as its first argument. Its attention puts the heads **side by side** in a tensor `(batch, n, width)`, and then `attn.c_proj` mixes them. So the input of `c_proj` shows each head separately:
+
 
 # %%
-received = []
-hook = model.transformer.h[0].attn.c_proj.register_forward_pre_hook(lambda module, args: received.append(args[0]))
-with torch.no_grad():
-    model(input_ids=ids)
-hook.remove()
-print("c_proj of layer 0 receives", tuple(received[0].shape), "for", model.config.n_head, "heads")
+def head_outputs(model, ids, layer):
+    """What `c_proj` of this layer receives, (n, width): the outputs of all heads, side by side."""
+    received, projection = [], model.transformer.h[layer].attn.c_proj
+    hook = projection.register_forward_pre_hook(lambda module, args: received.append(args[0]))
+    try:
+        with torch.no_grad():
+            model(input_ids=ids)
+    finally:  # also after an error
+        hook.remove()
+    return received[0][0]
+
+
+print(tuple(head_outputs(model, ids, layer=0).shape), "for", model.config.n_head, "heads")
 
 # %% [markdown] exercise="a2_heads"
 # Return the influence **within one layer**, for each head: booleans, `(heads, n, n)`. `True` at `[h, i, j]` means: if the hidden state at `j` changes **at the input of block `layer`**, the output of head `h` at `i` changes. Do not change the layers below.
 #
-# There are `model.config.n_head` heads; each has a run of neighbouring columns. Remove every hook that you register. Change a state by a **random** vector: the LayerNorm of the block removes a number that is added to all components.
+# `head_outputs` returns what you must compare. Head 0 has the first `width / heads` columns, head 1 the next ones, and so on. Remove every hook that you register. Change a state by a **random** vector: the LayerNorm of the block removes a number that is added to all components.
 
 # %% [markdown] hint="a2_heads"
-# Use two hooks. A forward **pre**-hook on the block can return other arguments: `return (hidden, *args[1:])`. A second one on `attn.c_proj` records its input. `try` ... `finally` removes hooks even after an error.
+# A forward **pre**-hook on the block can return other arguments: `return (hidden, *args[1:])`. Register one for each `j`, call `head_outputs`, and remove it.
 
 
 # %% answer="a2_heads"
 def head_influence(model, ids, layer):
     """ids (1, n), a layer's number -> bool (heads, n, n): in this layer, does head h at i depend on the state at j?"""
     ### BEGIN SOLUTION
-    block, n, heads = model.transformer.h[layer], ids.shape[1], model.config.n_head
+    n, heads = ids.shape[1], model.config.n_head
     push = torch.randn(model.config.n_embd, generator=torch.Generator().manual_seed(0))
 
-    @torch.no_grad()
-    def by_head(j=None):
-        found = []
-
+    def outputs_after_change(j):
         def change(block, args):
             hidden = args[0].clone()
-            if j is not None:
-                hidden[:, j] += push
+            hidden[:, j] += push
             return (hidden, *args[1:])
 
-        hooks = [block.register_forward_pre_hook(change)]
-        hooks += [block.attn.c_proj.register_forward_pre_hook(lambda _, args: found.append(args[0]))]
+        hook = model.transformer.h[layer].register_forward_pre_hook(change)
         try:
-            model(input_ids=ids)
+            return head_outputs(model, ids, layer)
         finally:
-            for hook in hooks:
-                hook.remove()
-        return found[0][0].view(n, heads, -1)  # (n, width) -> (n, heads, width / heads)
+            hook.remove()
 
-    before = by_head()
-    columns = [(by_head(j) != before).any(-1) for j in range(n)]  # n times (n, heads)
+    before = head_outputs(model, ids, layer)
+    columns = [(outputs_after_change(j) != before).view(n, heads, -1).any(-1) for j in range(n)]  # n times (n, heads)
     return torch.stack(columns, dim=-1).transpose(0, 1)  # (n, heads, n) -> (heads, n, n)
     ### END SOLUTION
 
@@ -235,9 +236,11 @@ def head_influence(model, ids, layer):
 # %%
 def by_layer(model):
     """One line for each layer: the verdicts on its heads."""
-    layers = range(model.config.n_layer)
-    found = [[verdict(head) for head in head_influence(model, ids, layer)] for layer in layers]
-    return "\n".join(f"layer {layer}: {', '.join(words)}" for layer, words in enumerate(found))
+    lines = []
+    for layer in range(model.config.n_layer):
+        verdicts = [verdict(head) for head in head_influence(model, ids, layer)]
+        lines.append(f"layer {layer}: {', '.join(verdicts)}")
+    return "\n".join(lines)
 
 
 # %% look="a2_heads"
@@ -258,7 +261,7 @@ batch_verdicts(broken)
 # %% [markdown] exercise="a2_difference"
 # Every cell of that mask is right, but the model does not compute what GPT-2 computes. To find such a fault, put **the causal mask** back into `converted`; then it must have the states of `original`, which is causal. Return **where they first differ**.
 #
-# With `output_hidden_states=True` a model also returns `hidden_states`: number 0 is the sum of the two tables, number `k` is the state after `k` blocks. Return the smallest number at which any component differs by more than `1e-4`, or `None` if there is none. (Smaller differences are rounding: the same sum in another order.)
+# With `output_hidden_states=True` a model also returns `hidden_states`: number 0 is the sum of the two embeddings, number `k` is the state after `k` blocks, and the last one has also passed the final LayerNorm. Return the smallest number at which any component differs by more than `1e-4`, or `None` if there is none. (Smaller differences are rounding: the same sum in another order.)
 #
 # `with labkit.masked(model, masks.causal()):` puts a mask into force in all layers, inside the block only.
 
@@ -273,8 +276,8 @@ def first_difference(original, converted, ids):
     with torch.no_grad():
         expected = original(input_ids=ids, output_hidden_states=True).hidden_states
         with labkit.masked(converted, masks.causal()):
-            found = converted(input_ids=ids, output_hidden_states=True).hidden_states
-    for k, (a, b) in enumerate(zip(found, expected, strict=True)):
+            states = converted(input_ids=ids, output_hidden_states=True).hidden_states
+    for k, (a, b) in enumerate(zip(states, expected, strict=True)):
         if not torch.allclose(a, b, atol=1e-4):
             return k
     return None
@@ -335,52 +338,72 @@ distance()
 # %% look="a2_difference"
 print(batch_verdicts(theirs), by_layer(theirs), f"first difference: {first_difference(model, theirs, ids)}", sep="\n")
 
+# %% [markdown]
+# ## The audit
+#
+# An audit must test both modes of a model. This helper runs tests in both, and restores the mode:
+
+
+# %%
+def in_both_modes(model, tests):
+    """Do all tests, functions without arguments, return True in evaluation mode and in training mode?"""
+    mode = model.training
+    try:
+        for training in (False, True):
+            model.train(training)
+            if not all(test() for test in tests):
+                return False
+        return True
+    finally:
+        model.train(mode)
+
+
+test_rows = torch.arange(20, 26).repeat(2, 1)  # ids that every model here has
+test_real = torch.tensor([[1, 1, 1, 1, 1, 1], [1, 1, 1, 1, 0, 0]])
+
 # %% [markdown] exercise="a2_audit"
-# Combine your functions. `audit(converted, original)` returns `True` exactly if, for a row alone **and** beside a padded row, in evaluation **and** in training mode,
+# Combine your functions. `audit(converted, original)` returns `True` exactly if three tests succeed in both modes:
 #
-# - every real token depends on all real tokens, in every head of every layer, and on no padding, however little,
-# - the logits of real tokens are those of `original` (causal) under a full mask, within `1e-4`.
+# - **Mask:** for the first row of `test_rows` alone and for both rows together, each real token depends on all real tokens and on no padding, however little.
+# - **Heads:** for the first row alone, every head of every layer depends on all tokens.
+# - **Logits:** for the same two inputs, the logits of real tokens are those of `original` (causal) under a full mask, within `1e-4`.
 #
-# Choose the token ids yourself, at least 6 of them. Leave both models as you found them: mode, hooks, weights.
+# Write each test as a function without arguments, and give all three to `in_both_modes`. Leave both models as you found them.
 #
-# The check tries correct and faulty conversions. Your notebook shows some kinds of fault; your grader knows more.
+# The models that you get have no dropout. Some conversions are correct, others are faulty. Graders use more kinds of fault than your notebook shows.
 
 # %% [markdown] hint="a2_audit"
-# List the ways in which a conversion can be wrong, and the function that detects each. No matrix detects a future that is open but gets too little weight; the logits do. Which `documents` make a full mask of `packed_inputs`? `model.training` is the mode, `model.train(mode)` sets it.
+# Mask: which matrix do you expect from `influence_in_batch`? `real[:, :, None] & real[:, None, :]` is 1 where both tokens are real. Logits: which `documents` make a full mask of `packed_inputs`? Each test finds faults that the others miss.
 
 
 # %% answer="a2_audit"
 def audit(converted, original):
     """Two models -> True or False: is `converted` a correct bidirectional conversion of `original`?"""
     ### BEGIN SOLUTION
-    rows, real, mode = torch.arange(20, 26).repeat(2, 1), torch.ones(2, 6, dtype=torch.long), converted.training
-    real[1, 4:] = 0  # the second row ends with padding
+    batches = [(test_rows[:1], test_real[:1]), (test_rows, test_real)]  # a row alone, and beside a padded row
 
-    def mask_is_full(real):
-        seen = influence_in_batch(converted, rows[: len(real)], real)
-        wanted = (real[:, :, None] & real[:, None, :]).bool()  # real by real: no padding has influence
-        return torch.equal(seen, wanted)
+    def mask_is_full():
+        for rows, real in batches:
+            both_real = (real[:, :, None] & real[:, None, :]).bool()
+            if not torch.equal(influence_in_batch(converted, rows, real), both_real):
+                return False
+        return True
 
     def heads_are_open():
-        layers = [head_influence(converted, rows[:1], layer) for layer in range(converted.config.n_layer)]
+        layers = [head_influence(converted, test_rows[:1], layer) for layer in range(converted.config.n_layer)]
         return all(verdict(head) == "bidirectional" for layer in layers for head in layer)
 
     @torch.no_grad()
-    def logits_are_right(real):
-        mask, _ = packed_inputs(real)  # all real tokens are one document
-        wanted = original(input_ids=rows[: len(real)], attention_mask=mask).logits
-        found = converted(input_ids=rows[: len(real)], attention_mask=real).logits
-        return torch.allclose(found[real.bool()], wanted[real.bool()], atol=1e-4)
-
-    try:
-        for training in (False, True):
-            converted.train(training)
-            batches = (real[:1], real)  # a row alone, and beside a padded row
-            if not (all(mask_is_full(b) and logits_are_right(b) for b in batches) and heads_are_open()):
+    def logits_are_right():
+        for rows, real in batches:
+            mask, _ = packed_inputs(real)  # all real tokens are one document
+            expected = original(input_ids=rows, attention_mask=mask).logits[real.bool()]
+            logits = converted(input_ids=rows, attention_mask=real).logits[real.bool()]
+            if not torch.allclose(logits, expected, atol=1e-4):
                 return False
-        return first_difference(original, converted, rows[:1]) is None
-    finally:
-        converted.train(mode)
+        return True
+
+    return in_both_modes(converted, [mask_is_full, heads_are_open, logits_are_right])
     ### END SOLUTION
 
 
@@ -395,7 +418,7 @@ tiny = labkit.load("tiny-gpt2", device="cpu").model
 def opinion(converted):
     try:
         return "accepted" if audit(converted, tiny) else "rejected"
-    except labkit.LabkitError as error:  # a recipe that passes its own mask cannot be given another
+    except labkit.LabkitError as error:  # from `first_difference`, if your audit uses it
         return f"rejected ({type(error).__name__})"
 
 
@@ -409,16 +432,17 @@ def museum():
 museum()
 
 # %% [markdown]
-# A `ConversionError` means that the recipe passes its own mask in every call, so the causal mask cannot be put back. What cannot be tested is rejected.
+# Your audit should accept labkit's conversion and five recipes. Two of them, `bool-mask-under-eager` and `query-rows-masked`, are correct with SDPA, the backend used here. If your audit puts the causal mask back with `first_difference`, a `ConversionError` rejects these two: they pass their own mask in every call.
 #
-# **What you have now.** An audit that measures the mask of a model alone and in a batch, from outside and head by head, and compares its computation with the original.
+# **What you have now.** Your audit measures the mask of a model alone and in a batch, from its outputs and head by head, and compares its logits with the original.
 #
-# A recipe that it accepts is right *under the conditions that you tested*. `labkit.audit` also tests packed documents, left padding, and the stack inside the model. Here is its report on three recipes that your audit should accept:
+# A recipe that it accepts is right *under the conditions that you tested*. `labkit.audit` tests more conditions. Here is its report on the five recipes:
 
 # %%
-for name in ("config-flag-alone", "left-padding-without-positions", "top-forward-only"):
+accepted = "bool-mask-under-eager query-rows-masked left-padding-without-positions config-flag-alone top-forward-only"
+for name in accepted.split():
     report = labkit.audit(pitfalls.get(name).apply(copy.deepcopy(tiny)), reference=tiny)
     print(f"{name:32}", report.verdict, sorted(report.problem_kinds()))
 
 # %% [markdown]
-# If you pack documents, pad on the left, or call `model.transformer`, test that, too. `labkit.audit` does.
+# If you use another attention backend, pack documents, pad on the left, or call `model.transformer`, test that, too. `labkit.audit` does.

@@ -14,8 +14,8 @@ def influence(model, ids):
     return seen
 """,
     "a2_verdict": """
-def verdict(seen):
-    past, future = seen[torch.ones_like(seen).tril()], seen[torch.ones_like(seen).triu(1)]
+def verdict(matrix):
+    past, future = matrix[torch.ones_like(matrix).tril()], matrix[torch.ones_like(matrix).triu(1)]
     return ("bidirectional" if future.all() else "mixed" if future.any() else "causal") if past.all() else "mixed"
 """,
     "a2_padding": """
@@ -115,14 +115,27 @@ def first_difference(original, converted, ids):
     return None if all(torch.equal(ours[name], theirs[name]) for name in ours) else 1
 """
 LAST = (
-    "for k, (a, b) in enumerate(zip(found, expected, strict=True))",
-    "for k, (a, b) in reversed(list(enumerate(zip(found, expected))))",
+    "for k, (a, b) in enumerate(zip(states, expected, strict=True))",
+    "for k, (a, b) in reversed(list(enumerate(zip(states, expected))))",
 )
 ALLCLOSE, ADDED = "torch.allclose(a, b, atol=1e-4)", "masked_fill(~same, torch.finfo(torch.float32).min)"
-CLOSE, SEEN = "torch.allclose(found[real.bool()], wanted[real.bool()], atol=1e-4)", "torch.equal(seen, wanted)"
-BATCHES, LOGITS, HEADS = "(real[:1], real)", "mask_is_full(b) and logits_are_right(b)", " and heads_are_open()"
-NO_LOGITS = (LOGITS, "mask_is_full(b)")
-ONE = 'verdict(head) == "bidirectional"'
+CLOSE = "torch.allclose(logits, expected, atol=1e-4)"
+EQUAL = "torch.equal(influence_in_batch(converted, rows, real), both_real)"
+OPENS = """def opens(matrix, both_real):
+    return bool(matrix.triu(1).any() and not (matrix & ~both_real).any())
+
+
+def audit(converted, original):"""
+BATCHES = "(test_rows[:1], test_real[:1]), (test_rows, test_real)"
+LOGITS, HEADS, ONE = ", logits_are_right", "heads_are_open, ", 'verdict(head) == "bidirectional"'
+NO_LOGITS = (LOGITS, ", lambda: first_difference(original, converted, test_rows[:1]) is None")
+NO_PADDING = (EQUAL, "bool((influence_in_batch(converted, rows, real) | ~both_real).all())")
+BOTH_MODES = "return in_both_modes(converted, [mask_is_full, heads_are_open, logits_are_right])"
+ONE_MODE = """mode = converted.training
+    converted.train({mode})
+    right = mask_is_full() and heads_are_open() and logits_are_right()
+    converted.train({after})
+    return right"""
 
 WRONG = {
     "a2_influence": [
@@ -135,14 +148,20 @@ WRONG = {
         ),
         ("diagonal is missing", "dim=1)", "dim=1) & ~torch.eye(ids.shape[1]).bool()"),
         ("Did you clone", "changed = ids.clone()", "changed = ids"),
-        ("IndexError", " % model.config.vocab_size", ""),
+        ("end at vocab_size - 1", " % model.config.vocab_size", ""),
     ],
     "a2_verdict": [
-        ("A single cell", "torch.equal(seen, full)", "seen.triu(1).any()", "torch.equal(seen, full.tril())", "True"),
-        ("one corner", '"causal" if torch.equal(seen, full.tril())', '"causal" if not seen[0, -1]'),
-        ("no earlier one either", "torch.equal(seen, full.tril())", "not seen.triu(1).any()"),
-        ("symmetric", "torch.equal(seen, full)", "torch.equal(seen, seen.T)"),
-        ("but no earlier ones", "torch.equal(seen, full)", "torch.equal(seen | full.tril(), full)"),
+        (
+            "A single cell",
+            "torch.equal(matrix, full)",
+            "matrix.triu(1).any()",
+            "torch.equal(matrix, full.tril())",
+            "True",
+        ),
+        ("one corner", '"causal" if torch.equal(matrix, full.tril())', '"causal" if not matrix[0, -1]'),
+        ("no earlier one either", "torch.equal(matrix, full.tril())", "not matrix.triu(1).any()"),
+        ("symmetric", "torch.equal(matrix, full)", "torch.equal(matrix, matrix.T)"),
+        ("but no earlier ones", "torch.equal(matrix, full)", "torch.equal(matrix | full.tril(), full)"),
     ],
     "a2_padding": [
         ("Did you pass the attention mask", ", attention_mask=real", ""),
@@ -158,7 +177,7 @@ WRONG = {
         ("cut in the wrong places", "view(n, heads, -1)", "view(n, -1, heads).transpose(1, 2)"),
         ("LayerNorm removes", "+= push", "+= 1e-7"),
         ("Rows and columns", "transpose(0, 1)", "permute(1, 2, 0)"),
-        ("must be restored", "in hooks:", "in hooks[:1]:", "found[0][0]", "found[-1][0]"),
+        ("must be restored", "hook.remove()", "pass"),
     ],
     "a2_difference": [
         ("Only its mask is changed", "labkit.masked(converted, masks.causal())", "torch.no_grad()"),
@@ -174,6 +193,7 @@ WRONG = {
         ("left out of the count", "same.tril(-1).sum(-1)", "((documents > 0).cumsum(1) - 1).clamp(min=0)"),
         ("position 0, not 1", "tril(-1)", "tril()"),
         ("at least 0", "same.tril(-1).sum(-1)", "(same & (documents > 0)[:, None, :]).tril().sum(-1) - 1"),
+        ("dtype of the scores", "torch.zeros(same.shape)", "torch.zeros(same.shape).double()"),
         ("True counts as 1", f"torch.zeros(same.shape).{ADDED}", "same"),
         ("Ones and zeros", f"torch.zeros(same.shape).{ADDED}", "same.float()"),
         ("attend to each other", "masked_fill(~same,", "masked_fill((documents == 0)[:, None, :],"),
@@ -185,14 +205,14 @@ WRONG = {
     ],
     "a2_audit": [
         ("never converted", "def audit(converted, original):\n    return True"),
-        ("last bits differ", CLOSE, "torch.equal(found, wanted)"),
-        ("test a padded batch", BATCHES, "real[:1],"),
-        ("test a row alone", BATCHES, "(real,)", HEADS, ""),
+        ("last bits differ", CLOSE, "torch.equal(logits, expected)"),
+        ("test a padded batch", BATCHES, "(test_rows[:1], test_real[:1])"),
+        ("test a row alone", BATCHES, "(test_rows, test_real)", HEADS, ""),
         ("layer by layer", HEADS, "", *NO_LOGITS),
-        ("replace padding", SEEN, "torch.equal(seen & wanted, wanted)", *NO_LOGITS),
-        ("compare the computation", *NO_LOGITS, "first_difference(original, converted, rows[:1]) is None", "True"),
-        ("evaluation only", "(False, True)", "(False,)"),
-        ("training only", "(False, True)", "(True,)"),
+        ("replace padding", *NO_PADDING, *NO_LOGITS),
+        ("compare the computation", LOGITS, ""),
+        ("evaluation only", BOTH_MODES, ONE_MODE.format(mode="False", after="mode")),
+        ("training only", BOTH_MODES, ONE_MODE.format(mode="True", after="mode")),
         (
             "each head",
             ONE,
@@ -205,10 +225,13 @@ WRONG = {
         (
             "a full matrix",
             *(ONE, "head.triu(1).any()", *NO_LOGITS),
-            *(SEEN, "not (seen & ~wanted).any() and seen.triu(1).any()"),
+            *(EQUAL, "opens(influence_in_batch(converted, rows, real), both_real)"),
+            "def audit(converted, original):",
+            OPENS,
         ),
         ("Which logits are right", *NO_LOGITS),
-        ("small changes ignored", SEEN, "torch.equal(seen & wanted, wanted)"),
-        ("must be restored", "converted.train(mode)", "pass"),
+        ("small changes ignored", *NO_PADDING),
+        ("must be restored", BOTH_MODES, ONE_MODE.format(mode="False", after="False")),
+        ("test the heads", HEADS, ""),
     ],
 }
