@@ -50,7 +50,7 @@ def test_this_machine_is_healthy_and_every_problem_of_another_comes_with_a_cure(
     [
         ("torch", "2.10.1", "fail", "pip install 'torch>=2.11'"),
         ("torch", None, "fail", "pip install 'torch>=2.11'"),
-        ("scipy", "1.0", "fail", "pip install 'scipy>=1.13'"),
+        ("psutil", "1.0", "fail", "pip install 'psutil>=5.9'"),
         ("nbval", None, "warn", "pip install nbval"),
     ],
 )

@@ -201,7 +201,7 @@ def test_files_that_exist_are_damaged_or_contain_no_answers_are_refused(settings
         with pytest.raises(DataError, match=f"{name}.feather {message}"):
             read_answers(tmp_path / f"{name}.feather")
     monkeypatch.setitem(sys.modules, "pyarrow", None)
-    with pytest.raises(ModelError, match=r"pip install \"labkit-bidirectional\[fusion\]\""):
+    with pytest.raises(ModelError, match=r"pip install \"labkit-bidirectional\[lab\]\""):
         run(settings, output)
 
 

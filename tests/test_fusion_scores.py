@@ -143,7 +143,7 @@ def test_summary_and_comparison_by_hand():
         (accuracy, ([],), "there is no question to score"),
         (paired, ({}, {}), "there is no question to score"),
         (load_lemmatizer, ("spacy",), "the lemmatiser is 'spacy'; choose one of simplemma, spacy:MODEL"),
-        (load_lemmatizer, ("simplemma",), r'pip install "labkit-bidirectional\[fusion\]"'),
+        (load_lemmatizer, ("simplemma",), r'pip install "labkit-bidirectional\[lab\]"'),
         (load_lemmatizer, ("spacy:en_core_web_sm",), "pip install spacy"),
     ],
 )
