@@ -42,7 +42,7 @@ print(n, tokens)
 # %% [markdown]
 # **How we measure.** We run the model, replace one token, and run it again. `model(input_ids=ids).logits` has the shape `(1, n, vocabulary)`: one row of logits for each position. If any logit of a row changes, this output depends on the token.
 #
-# A closed cell of a mask gives a weight of exactly 0. So an output that does not depend on a token stays equal **to the last bit**, and we need no threshold. In training mode, two runs of `gpt2-mini` differ, because its dropout is 0.1. So we measure it in evaluation mode. We run the same sentence twice:
+# A closed cell of a mask gives a weight of exactly 0. So an output that does not depend on a token stays equal **to the last bit**, and we need no threshold. Compare only runs with inputs of the same shape: in a larger batch, the last bits can differ. In training mode, two runs of `gpt2-mini` differ, because its dropout is 0.1. So we measure it in evaluation mode. We run the same sentence twice:
 
 # %%
 with torch.no_grad():
@@ -364,7 +364,7 @@ test_real = torch.tensor([[1, 1, 1, 1, 1, 1], [1, 1, 1, 1, 0, 0]])
 # %% [markdown] exercise="a2_audit"
 # Combine your functions. `audit(converted, original)` returns `True` exactly if three tests succeed in both modes:
 #
-# - **Mask:** for the first row of `test_rows` alone and for both rows together, each real token depends on all real tokens and on no padding, however little.
+# - **Mask:** for the first row of `test_rows` alone and for both rows together, each real token depends on all real tokens. It must not depend on padding, not even a little.
 # - **Heads:** for the first row alone, every head of every layer depends on all tokens.
 # - **Logits:** for the same two inputs, the logits of real tokens are those of `original` (causal) under a full mask, within `1e-4`.
 #
@@ -408,7 +408,7 @@ def audit(converted, original):
 
 
 # %% [markdown]
-# Now run your audit on the museum of lesson 03: all its recipes for GPT-2, applied to a tiny GPT-2 with random weights, and labkit's conversion.
+# Now run your audit on the museum of false conversions (lesson 03): all its recipes for GPT-2, applied to a tiny GPT-2 with random weights, and labkit's conversion.
 
 # %%
 exhibits = [pitfall for pitfall in pitfalls.ALL if "gpt2" in pitfall.families]
