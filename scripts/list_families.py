@@ -79,7 +79,7 @@ def outcome(family: str, backend: str) -> str:
     except ConversionError as error:
         return " ".join(str(error).split()).removesuffix(" The model was put back as it was.")
     if not torch.equal(before, _logits(model)):
-        return "its logits are others once it is causal again"
+        return "converted back, its logits differ"
     return CONVERTS if moved < 1e-3 else PADDED_RIGHT
 
 
@@ -124,25 +124,25 @@ def page(outcomes: Mapping[str, Mapping[str, str]]) -> str:
         "# Which families labkit converts", "",
         f"Of the {len(outcomes)} families of causal language models in transformers {transformers.__version__}, labkit "
         f"converts {len(eager)} on eager and {len(sdpa)} on sdpa attention.",
-        "The models are small, with random weights and few settings (those of LFM2 have attention in every layer here,",
-        "which its real ones have not, and those are refused). Each was converted in all layers, its windows kept: the",
-        "mask of every layer was measured on texts of a",
-        "few tokens, with and without padding, and had to be the one that was meant; then converted back, to the same",
-        "logits bit for bit. Only attention is converted: what a hybrid reads from left to right besides stays so,",
-        "and a family that picks some keys of a long text picks them still. `python scripts/list_families.py` writes",
-        "this page, and `make test-all` holds it against the code.", "",
-        f"**On both:** {_named(eager & sdpa)}.", "",
-        f"**On eager, where sdpa is not offered:** {_named(eager & without)}.", "",
-        f"**On eager, and refused on sdpa:** {_named(names & eager)}. "
-        f"**On sdpa, and refused on eager:** {_named(names & sdpa)}.", "",
-        f"**To be padded on the right:** {_named(right)}. With pads on the left their states are others, as measured, "
-        "also while they are causal: they count their positions by themselves.", "",
-        "**Refused,** by what was measured; the model is then as it was:", "",
+        "Each family was tried with a small model with random weights. labkit converted all its layers, keeping their",
+        "windows, and measured the mask of every layer on short texts, with and without padding. Converted back, the",
+        "model had to compute the same logits, bit for bit. `python scripts/list_families.py` writes this page, and",
+        "`make test-all` compares it with the code if this version of transformers is installed.", "",
+        "Only attention is converted. Recurrent or convolutional layers of a hybrid model still run from left to",
+        "right, and a family that selects some keys of a long text still does so. Here LFM2 has attention in every",
+        "layer; its released models have other layers too, and labkit refuses them.", "",
+        f"**Converted on both backends:** {_named(eager & sdpa)}.", "",
+        f"**Converted on eager; transformers offers no sdpa:** {_named(eager & without)}.", "",
+        f"**Converted on eager, refused on sdpa:** {_named(names & eager)}. "
+        f"**Converted on sdpa, refused on eager:** {_named(names & sdpa)}.", "",
+        f"**Pad these on the right:** {_named(right)}. They count positions without regard to padding, so padding on "
+        "the left changes their states, also while they are causal.", "",
+        "**Refused**, with the reason; a refused model is not changed:", "",
         "| family | backend | why |", "|---|---|---|",
         *(f"| {family} | {backend} | {why} |" for family, backend, why in refused), "",
-        "**Without a decoder as labkit knows it** (encoders told to be causal, recurrent and older models):",
+        "**No decoder that labkit can convert** (encoders used as decoders, recurrent models, and older models):",
         f"{_named(_all_of(outcomes, UNKNOWN) - eager - sdpa)}.", "",
-        "**Not tried,** as none of the sizes that are tried builds a small model of theirs that runs:",
+        "**Not tried,** because none of the tried sizes gives a small model that runs:",
         f"{_named(_all_of(outcomes, UNBUILT) - eager - sdpa)}.",
     ]  # fmt: skip
     return "\n".join(lines) + "\n"
