@@ -232,7 +232,7 @@ def test_a4_is_graded_with_the_predictions_of_the_student(tmp_path):
     lost = {student: full - grade.points for student, grade in grades.items()}
     assert lost == dict.fromkeys(forms, 2) | {"right": 0}
     messages = {student: grade.outcomes[3].message for student, grade in grades.items()}
-    assert "is missing: hand it in beside the notebook" in messages["none"]
+    assert "Run the training cell" in messages["none"]
     assert all("as the training cell writes it" in messages[form] for form in ("deep", "number", "tags"))
     assert "two seeds for each mask" in messages["one-seed"]
 

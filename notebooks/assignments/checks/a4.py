@@ -17,7 +17,7 @@ from torch import Tensor
 from labkit.course.answers import Answer
 from labkit.course.exercises import Assignment
 from labkit.course.mistakes import Mistake, clean, expect, expect_equal, expect_tensor
-from labkit.course.predictions import file_name, missing
+from labkit.course.predictions import file_name
 from labkit.course.variant import Variant
 from labkit.datasets import embedded
 from labkit.datasets.examples import entities_of
@@ -55,7 +55,7 @@ def _gold(variant: Variant) -> dict[str, list[str]]:
 @A4.part("a4_counts", points=3)
 def the_counts(answer: Answer, variant: Variant) -> None:
     rng, wrong = variant.rng("entities"), {}
-    while len({*map(str, wrong.values())}) < 8:  # until no two mistakes give the same counts
+    while len({*map(str, wrong.values())}) < 9:  # until no two mistakes give the same counts
         gold, predicted = ([*side] for side in zip(*(_tagged(rng) for _ in range(3)), strict=True))
         wrong = _miscounts(gold, predicted)
     _expect_counts(answer, gold, predicted, wrong)
@@ -91,7 +91,8 @@ def _tagged(rng: random.Random) -> tuple[list[str], list[str]]:
         begun, short = [f"I-{kind}"] * n, [*true[:1], "O"][:n]
         gold += [*true, "O"]
         predicted += [*rng.choice((true, true, begun, short, other, ["O"] * n)), "O"]
-    return gold, predicted
+    end = rng.choice((-1, None))  # -1: the last entity ends the sentence
+    return gold[:end], predicted[:end]
 
 
 def _entities(sentences: Sequence[list[str]], strays: bool = True, numbered: bool = True) -> set[tuple]:
@@ -135,6 +136,9 @@ def _miscounts(gold: Sequence[list[str]], predicted: Sequence[list[str]]) -> dic
         "An I that continues nothing begins an entity; you leave it out.": _counts(
             *(_entities(side, strays=False) for side in both)
         ),
+        "An entity at the end of a sentence is missing.": _counts(
+            *({entity for entity in _entities(side) if entity[2] < len(side[entity[0]])} for side in both)
+        ),
         "Your order is [correct, gold, predicted].": {kind: [c, g, p] for kind, (c, p, g) in right.items()},
         "A kind that was predicted and is not in gold is missing.": {k: n for k, n in right.items() if n[2]},
     }
@@ -157,6 +161,9 @@ CHANGES = {  # name of the case: what is changed in valid arms, and the probable
         lambda one, other: other.append(other[0] | {"seed": 50}), "The second arm has more seeds. Do you compare all?"
     ),
     "other sentences and passages": (_all(sentences=100, tags={}), "Return all faults, not only the first one."),
+    "other predictions for the same passages": (
+        _all(tags={"fn-1": ["B-LOC O"], "fn-2": ["O"]}), "Compare the keys of `tags`; the predicted tags may differ."
+    ),
     "one run measured otherwise": (
         lambda one, other: one[1].update(measured="causal"), "One run of an arm has another measured mask."
     ),
@@ -164,11 +171,20 @@ CHANGES = {  # name of the case: what is changed in valid arms, and the probable
         lambda one, other: [arm[2].update(seed=arm[0]["seed"]) for arm in (one, other)],
         "A seed that occurs twice is one run, counted twice.",
     ),
+    "as many passages with other names": (
+        _all(tags={"fn-3": ["O O"], "fn-4": ["B-PER"]}), "The number of passages is the same, but not their names."
+    ),
+    "two arms without a mask": (
+        _all(mask="bidirectional", measured="bidirectional"), "All runs have the same mask, so it is not compared."
+    ),
+    "runs of both masks in the first arm": (
+        lambda one, other: one[0].update(mask="causal", measured="causal"), "A mask may occur in one arm only."
+    ),
 }  # fmt: skip
 
 
-@A4.part("a4_faults", points=1, hidden=True, cases=list(CHANGES)[-2:])
-@A4.part("a4_faults", points=3, cases=list(CHANGES)[:-2])
+@A4.part("a4_faults", points=1, hidden=True, cases=list(CHANGES)[-5:])
+@A4.part("a4_faults", points=3, cases=list(CHANGES)[:-5])
 def the_faults(answer: Answer, variant: Variant, case: str) -> None:
     rng, (change, likely) = variant.rng(case), CHANGES[case]
     seeds, settings = rng.sample(range(50), 3), {"steps": rng.randint(40, 90), "sentences": rng.randint(200, 900)}
@@ -178,14 +194,15 @@ def the_faults(answer: Answer, variant: Variant, case: str) -> None:
     expect_equal(sorted(answer(one, other)), _faults(one, other), f"the faults with {case}", likely)
 
 
-@A4.part("a4_compare", points=4)
-def the_interval(answer: Answer, variant: Variant) -> None:
+@A4.part("a4_compare", points=1, hidden=True, cases=[2])
+@A4.part("a4_compare", points=3, cases=[3])
+def the_interval(answer: Answer, variant: Variant, seeds: int) -> None:
     rng, arms = torch.Generator().manual_seed(variant.seed("counts")), []
     gold = torch.randint(2, 16, (12,), generator=rng)  # short passages and long ones
-    for share in (0.8, 0.6):
-        correct = (gold * (share + 0.15 * torch.randn(3, 12, generator=rng))).round().long().clamp(0).minimum(gold)
-        spurious = torch.randint(0, 5, (3, 12), generator=rng)
-        arms.append(torch.stack([correct, correct + spurious, gold.expand(3, 12)], -1))
+    for share, n in ((0.8, 3), (0.6, seeds)):
+        correct = (gold * (share + 0.15 * torch.randn(n, 12, generator=rng))).round().long().clamp(0).minimum(gold)
+        spurious = torch.randint(0, 5, (n, 12), generator=rng)
+        arms.append(torch.stack([correct, correct + spurious, gold.expand(n, 12)], -1))
     draws = torch.randint(12, (DRAWS, 12), generator=rng)
     (one, other), pooled = arms, [arm.sum(0, keepdim=True) for arm in arms]
     right = _compared(one, other, draws)
@@ -268,6 +285,7 @@ def _expect_report(answer: Answer, runs: list[Run], draws: Tensor, variant: Vari
         "Your difference and interval are of causal minus bidirectional.": [b, c, -difference, -high, -low],
         "Your difference is causal minus bidirectional.": [b, c, -difference, low, high],
         "Your interval is of causal minus bidirectional.": [b, c, difference, -high, -low],
+        "Are exercises 1 to 3 right? Their functions compute these numbers.": lambda _: True,
     }
     actual = [fields["f1"][mask] for mask in MASKS] + [fields[name] for name in names[1:4]]
     order = f"[F1 of bidirectional, F1 of causal, difference, low, high]{what}"
@@ -296,7 +314,7 @@ def _faults(one: list[Run], other: list[Run]) -> list[str]:
     runs, measured = [*one, *other], [{run["measured"] for run in arm} for arm in (one, other)]
     seeds = [sorted(run["seed"] for run in arm) for arm in (one, other)]
     faults = {
-        "mask": any(run["measured"] != run["mask"] for run in runs) or measured[0] == measured[1],
+        "mask": any(run["measured"] != run["mask"] for run in runs) or bool(measured[0] & measured[1]),
         "passages": any(run["tags"].keys() != runs[0]["tags"].keys() for run in runs),
         "seeds": seeds[0] != seeds[1] or len(set(seeds[0])) < len(seeds[0]),
     } | {name: len({run[name] for run in runs}) > 1 for name in ("steps", "sentences")}
@@ -334,7 +352,8 @@ def _handed_in(answer: Answer, variant: Variant) -> list[Run]:
     """The runs in the student's file, a stranger's. Raises Mistake if it is missing or has another form."""
     try:
         content = answer.predictions()
-        expect(content is not None, f"{FILE} beside the notebook", "no such file", missing("a4"))
+        likely = "Run the training cell, which writes the file. Hand it in, too."
+        expect(content is not None, f"{FILE} beside the notebook", "no such file", likely)
         runs = [_checked(run, _gold(variant)) for run in json.loads(content)]
         if not 0 < len(runs) <= MOST_RUNS:
             raise ValueError(f"{len(runs)} runs")
@@ -385,10 +404,10 @@ def the_statements(answer: Answer, variant: Variant, case: str) -> None:
     reasons = NEVER | {
         "measured": "The first statement only repeats what was measured.",
         "significant": f"The interval {'excludes' if significant else 'contains'} 0: is the difference significant?",
-        "mask": "The difference comes from the mask if it is significant and the comparison has no fault.",
+        "mask": "Two things must be true: the difference is significant, and `faults` is empty.",
     }
     actual = answer(fields)
     for code, reason in reasons.items():
-        came = f'"{code}" is {"" if code in actual else "not "}in the list'
-        expect((code in actual) == (code in right), f'another answer about "{code}" for {case}', came, reason)
+        expected, came = (f'"{code}" {"" if code in codes else "not "}in the list' for codes in (right, actual))
+        expect(expected == came, f"{expected}, for a report with {case}", came, reason)
     expect_equal(len(actual), len(right), "the number of codes", "Return each code once, and no other text.")

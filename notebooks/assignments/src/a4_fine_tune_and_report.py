@@ -15,7 +15,7 @@
 # |---|---|
 # | **You need** | lessons 07, 09, 10 and 12 |
 # | **Time and points** | 75 minutes without the training, 21 points |
-# | **Training** | 12 minutes on one CPU core (measured on an Intel Xeon), so about 6 on two; needs 4 GB of memory |
+# | **Training** | 12 minutes on one CPU core (measured on an Intel Xeon); needs 4 GB of memory |
 # | **Hand in** | this notebook **and** `a4_predictions.json`, in one folder |
 #
 # Each exercise has a check, which states what was expected, what your function returned, and the probable cause. Cells with `check.look` show what your function returns, once you have written it. You can skip an exercise and come back.
@@ -142,9 +142,8 @@ def train(mask, seed, log):
     )  # fmt: skip
     options = {"settings": settings, "mask": mask, "method": "lora", "rank": 4, "keep_model": False, "log": log}
     folder = Path("a4_runs", f"{mask}-seed{seed}-{STEPS}steps")
-    if not (folder / "metrics.json").exists():
-        finetune("ner", "gemma3-270m", train_set, folder, dev=dev_set, test=test_set, resume=folder.exists(), **options)
-    metrics = json.loads((folder / "metrics.json").read_text())
+    options |= {"dev": dev_set, "test": test_set, "resume": folder.exists()}
+    metrics = finetune("ner", "gemma3-270m", train_set, folder, **options)  # a finished run is not trained again
     predictions = [json.loads(line) for line in (folder / "predictions.test.jsonl").read_text().splitlines()]
     return {
         "mask": mask, "measured": metrics["mask"]["measured"], "seed": seed, "steps": metrics["steps"],
@@ -166,21 +165,23 @@ def train_all():
 
 
 # %% [markdown]
-# The next cell trains all runs and writes `a4_predictions.json` beside this notebook. If the file is there, nothing is trained. You can read exercises 2 to 5 in the meantime. After an interruption, run the cell again: finished runs are kept in `a4_runs`, and an unfinished one continues. To train with other settings, delete the file first.
+# The next cell trains all runs and writes `a4_predictions.json` beside this notebook. If the file is there, nothing is trained. You can read exercises 2 to 5 in the meantime. After an interruption, run the cell again: finished runs are kept in `a4_runs`, and an unfinished one continues. To train with other settings, delete `a4_predictions.json` and the folder `a4_runs` first.
 
 # %%
 runs = check.predictions("a4", train_all)
+if not all(gold.keys() <= run["tags"].keys() for run in runs):
+    raise ValueError("a4_predictions.json has other test passages: delete it, and run this cell again")
 for run in runs:
     print({name: value for name, value in run.items() if name != "tags"})
 
 # %% [markdown]
-# Gemma's answers for one sentence, from the first run of each mask. Of the sentences on which the two runs differ, it is the one with the most entities. Gold entities are underlined, predicted ones are shaded.
+# Two predictions for one sentence, from the first run of each mask. Of the sentences on which the two runs differ, it is the one with the most entities. Gold entities are underlined, predicted ones are shaded.
 
 # %%
 first = {mask: next(run for run in runs if run["mask"] == mask) for mask in ("causal", "bidirectional")}
-answers = {mask: [tags.split() for passage in gold for tags in run["tags"][passage]] for mask, run in first.items()}
-differ = [i for i in range(len(test_set)) if answers["causal"][i] != answers["bidirectional"][i]]
-number = max(differ, key=lambda i: sum(tag[0] == "B" for tag in test_set[i].tags))
+predicted = {mask: [tags.split() for passage in gold for tags in run["tags"][passage]] for mask, run in first.items()}
+differ = [i for i in range(len(test_set)) if predicted["causal"][i] != predicted["bidirectional"][i]]
+number = max(differ or range(len(test_set)), key=lambda i: sum(tag[0] == "B" for tag in test_set[i].tags))
 
 
 def figure_of(sentence, tags):
@@ -188,17 +189,18 @@ def figure_of(sentence, tags):
     return viz.entities_figure(sentence.text, *([(e.start, e.end, e.label) for e in side] for side in sides))
 
 
-viz.stacked({mask: figure_of(test_set[number], tags[number]) for mask, tags in answers.items()})
+viz.stacked({mask: figure_of(test_set[number], tags[number]) for mask, tags in predicted.items()})
 
 # %% [markdown] exercise="a4_faults"
 # A difference between two **arms** (lists of runs) shows an effect of the mask only if the runs are alike in everything else. `faults` returns the names of what is wrong, in any order; an empty list means that the comparison is valid:
 #
-# - `"mask"`: a run whose measured mask (`"measured"`) is not the one that was asked for (`"mask"`), or the same mask in both arms
+# - `"mask"`: a run whose measured mask (`"measured"`) is not the one that was asked for (`"mask"`), or a measured mask that occurs in both arms
 # - `"seeds"`: the arms do not have the same seeds, or an arm has a seed twice. The order does not matter.
-# - `"steps"`, `"sentences"`: not all runs have the same number of training steps, of training sentences
+# - `"steps"`: the numbers of training steps differ
+# - `"sentences"`: the numbers of training sentences differ
 # - `"passages"`: not all runs predicted the same test passages (the keys of `"tags"`)
 #
-# Lesson 12 has arms with one seed and 400, 700 and 150 steps: they fail this test.
+# The arms of lesson 12 have 400, 700 and 150 steps, so `faults` returns `["steps"]`. A single seed is not a fault here.
 
 # %% [markdown] hint="a4_faults"
 # `{run["steps"] for run in [*one, *other]}` is a set. How many elements may it have? Seeds are compared between the arms: sort them first.
@@ -216,7 +218,7 @@ def faults(one, other):
     if seeds[0] != seeds[1] or len(set(seeds[0])) < len(seeds[0]):
         found.append("seeds")
     measured = [{run["measured"] for run in arm} for arm in (one, other)]
-    if any(run["mask"] != run["measured"] for run in both) or measured[0] == measured[1]:
+    if any(run["mask"] != run["measured"] for run in both) or measured[0] & measured[1]:
         found.append("mask")
     return found
     ### END SOLUTION
@@ -259,10 +261,12 @@ def compare_arms(one, other, draws):
 # | `"faults"` | what `faults` finds |
 # | `"claim"` | `"bidirectional"` or `"causal"` if that arm is significantly better (the interval excludes 0) and the comparison has no fault, otherwise `None` |
 #
+# (With two seeds, a claim holds for these seeds: see exercise 5.)
+#
 # `counts_of(run)` (above) returns the counts of a run, `(passages, 3)`. The check calls your function with made-up runs, then with your own runs from `a4_predictions.json`.
 
 # %% [markdown] hint="a4_report"
-# Sort the runs into two lists by `run["mask"]`. `torch.stack` makes `(seeds, passages, 3)` of the counts of an arm.
+# Sort the runs into two lists by `run["mask"]`. `torch.stack` makes `(seeds, passages, 3)` of the counts of an arm. Do not call a variable `faults`: it would hide your function.
 
 
 # %% answer="a4_report"
@@ -290,7 +294,7 @@ report(runs, draws)
 # %% [markdown]
 # Did both models learn the task? Without a model, giving each word its most frequent tag reaches an F1 of 36.5 on all 25 test passages (lesson 12).
 #
-# The next figure shows the difference for each kind of entity, too. (MISC occurs in too few passages.) Without any true difference, each of its five intervals still excludes 0 in one of twenty studies. So decide **before** you look which one you report: here it is *all kinds*.
+# The next figure shows the difference for each kind of entity, too. (MISC occurs in too few passages.) If the masks are equally good, each of the five intervals still excludes 0 in more than one of twenty studies, because it covers neither other seeds nor the small number of passages (lesson 14 corrects both). So decide **before** you look which one you report: here it is *all kinds*.
 
 
 # %%
@@ -314,9 +318,9 @@ viz.forest_figure(
 # |---|---|
 # | `"measured"` | In these runs, on these passages, the F1 of the two arms differs by `difference` points. |
 # | `"significant"` | The difference is significant. |
-# | `"mask"` | There is a significant difference, and it comes from the mask. |
+# | `"mask"` | There is a significant difference, and `faults` finds no other difference between the arms. |
 # | `"equal"` | The two masks are equally good. |
-# | `"seeds"` | The interval also covers the difference between seeds. |
+# | `"seeds"` | The interval also covers how much the F1 varies between seeds. |
 # | `"steps"` | After ten times as many steps, the same arm has the higher F1. |
 # | `"texts"` | On newspaper articles, the same arm has the higher F1. |
 # | `"reason"` | The arm with the lower F1 fails at names whose evidence comes later. |

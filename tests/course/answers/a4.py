@@ -27,7 +27,7 @@ def faults(one, other):
             found.add("passages")
         if run["measured"] != run["mask"]:
             found.add("mask")
-    if first["measured"] == other[0]["measured"]:
+    if any(run["measured"] == second["measured"] for run in one for second in other):
         found.add("mask")
     seeds = [run["seed"] for run in one]
     if sorted(seeds) != sorted(run["seed"] for run in other) or any(seeds.count(seed) > 1 for seed in seeds):
@@ -84,6 +84,7 @@ WRONG = {
         ),
         ("lost their sentence", "found.add((number, ", "found.add((0, "),
         ("you leave it out", "found.add(", "tags[first][0] == 'B' and found.add("),
+        ("at the end of a sentence", '[*tags, "O"]', "tags"),
         ("Your order", "guessed, true))", "true, guessed))"),
         ("is not in gold is missing", "in true | guessed}", "in true}", "in some:", "in some & true if 0 else [e for e in some if e[-1] in counts]:"),
         ("right after another one", 'tag == f"I-{tags[first][2:]}"', 'tag[2:] == tags[first][2:]'),
@@ -95,7 +96,11 @@ WRONG = {
         ("What was measured", 'run["measured"] for run in arm', 'run["mask"] for run in arm', 'any(run["mask"] != run["measured"] for run in both)', "False"),
         ("Do you compare all", "[0] != seeds[1]", "[0] != seeds[1][:3]"),
         ("all faults", "return found", "return found[:1]"),
-        ("another measured mask", 'any(run["mask"] != run["measured"] for run in both)', "False", "measured[0] == measured[1]", "one[0]['measured'] == other[0]['measured']"),
+        ("another measured mask", 'any(run["mask"] != run["measured"] for run in both)', "False", "measured[0] & measured[1]", "one[0]['measured'] == other[0]['measured']"),
+        ("keys of `tags`", 'frozenset(run["tags"])', 'str(run["tags"])'),
+        ("not their names", 'frozenset(run["tags"])', 'len(run["tags"])'),
+        ("All runs have the same mask", " or measured[0] & measured[1]", ""),
+        ("in one arm only", "measured[0] & measured[1]", "measured[0] == measured[1]"),
         ("counted twice", "or len(set(seeds[0])) < len(seeds[0])", ""),
     ],
     "a4_compare": [
@@ -106,6 +111,7 @@ WRONG = {
         ("2.5 %", "0.025, 0.975", "0.05, 0.95"),
         ("smallest to the largest", "0.025, 0.975", "0.0, 1.0"),
         ("is a share", "200 *", "2 *"),
+        ("size of tensor", F1, F1[:-7], DRAWN, f"({DRAWN}).mean()", FIELDS, "return f1(one).mean().item(), f1(other).mean().item()"),
         ("not their difference", FIELDS, "return (f1(one) - f1(other)).item()"),
     ],
     "a4_report": [
@@ -116,6 +122,7 @@ WRONG = {
         ("but the interval contains", CLAIM, '"bidirectional" if bidirectional > causal else "causal"'),
         ("comparison has a fault", "None if found else better", "better"),
         ("whole interval", '"causal" if high < 0 else None', "None"),
+        ("Are exercises 1 to 3", "low, high = compare_arms(*counts, draws)", "low, high = compare_arms(*counts, draws[:9])"),
         ("with `faults`", '"faults": found', '"faults": []'),
     ],
     "a4_not_shown": [
@@ -127,7 +134,7 @@ WRONG = {
         ("only repeats", '"reason"]', '"reason", "measured"]'),
         ("interval contains 0: is", '["significant", "mask"]', '["mask"]'),
         ("interval excludes 0: is", '    if fields', '    codes += ["significant"] * (fields["low"] > 0)\n    if fields'),
-        ("has no fault", 'elif fields["faults"]', "elif False"),
+        ("`faults` is empty", 'elif fields["faults"]', "elif False"),
         ("each code once", "return codes", "return codes * 2"),
     ],
 }  # fmt: skip
