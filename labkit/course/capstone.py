@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import math
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from itertools import combinations
 from pathlib import Path
@@ -20,6 +21,8 @@ from labkit.datasets import readers
 from labkit.datasets.checks import check_files
 from labkit.run_folder import changes, read_json
 from labkit.tasks.finetune import digest
+
+VARIED = ("mask", "window", "layers", "readings", "model")  # what may differ between two arms, and at least one does
 
 
 def check_runs(
@@ -36,7 +39,7 @@ def check_runs(
     Scores are F1 (qa, ner) or accuracy (classify) on test, in points from 0 to 100. The interval is the one of lesson
     14: for other seeds and other test groups. A group is a passage or a document, or an example without one.
     """
-    sides = {"train": Path(files[0]), "test": Path(files[-1])}
+    sides = {"train": Path(files[0]), "test": Path(files[-1])} | ({"dev": Path(files[1])} if files[2:] else {})
     digests = {side: digest(readers.scan(task, path).examples) for side, path in sides.items()}
     faults = [f"{Path(of['path']).name}: {fault}" for of in check_files(task, files) for fault in of["faults"]]
     rows, firsts = [], {}  # firsts: {arm: configuration of its first run}
@@ -52,21 +55,27 @@ def check_runs(
                 faults.append(f"{where}: the arm should be {mask}, but the measured mask is {measured}")
             for side in (foreign := [side for side in sides if config[side] != digests[side]]):
                 faults.append(f"{where}: its {side} examples are not those of {sides[side].name}")
-            first = firsts.setdefault(arm, config)
-            same = digests | {"settings": settings | {"seed": first["settings"]["seed"]}}
-            if changed := changes(first | digests, config | same):
-                faults.append(f"{where}: it differs from the first run of this arm in more than the seed: {changed}")
+            other = arm if arm in firsts else next(iter(firsts), arm)  # a new arm is compared with the reference
+            free, tuned = (sides, ["seed"]) if other == arm else ((*sides, *VARIED), ["seed", "learning_rate"])
+            firsts.setdefault(arm, config)
+            same = {name: firsts[other][name] for name in free}
+            same["settings"] = settings | {name: firsts[other]["settings"][name] for name in tuned}
+            if changed := changes(firsts[other], config | same):
+                faults.append(f"{where}: it differs from the first run of {other}: {changed}")
             row = {"arm": arm, "seed": settings["seed"], "mask": measured, "readings": config["readings"]}
-            row |= {"n_train": metrics["n_train"], "steps": metrics["steps"], "rate": settings["learning_rate"]}
+            row |= {"model": "/".join(Path(config["model"]).parts[-2:]), "rate": settings["learning_rate"]}
+            row |= {name: metrics[name] for name in ("n_train", "steps")}
             if "test" not in foreign:
                 groups = judged[arm][settings["seed"]] = _judged(run / "judged.test.jsonl")
                 best = max(metrics["baselines"]["test"].values())
                 row |= {"score": _score(groups.to_numpy()), "baseline": best if task == "qa" else 100 * best}
             rows.append(row)
-    seeds = {arm: {row["seed"] for row in rows if row["arm"] == arm} for arm in arms}
+    seeds = {arm: Counter(row["seed"] for row in rows if row["arm"] == arm) for arm in arms}
     every = sorted(set().union(*seeds.values()))
     faults += [f"{arm}: seed {seed} is missing" for arm in arms for seed in every if seed not in seeds[arm]]
-    faults += [f"{b} has the same settings as {a}" for a, b in combinations(firsts, 2) if firsts[a] == firsts[b]]
+    faults += [f"{arm}: {n} runs have the seed {s}" for arm in arms for s, n in seeds[arm].items() if n > 1]
+    what = {arm: [config[name] for name in VARIED] for arm, config in firsts.items()}
+    faults += [f"{b} has the mask, readings and model of {a}" for a, b in combinations(what, 2) if what[a] == what[b]]
     if len(arms) < 4 or len(every) < 3:
         faults.append(f"there are {len(arms)} arms and {len(every)} seeds; at least 4 and 3 are required")
     return pd.DataFrame(rows), _differences(judged), faults

@@ -5,6 +5,7 @@ import shutil
 from dataclasses import asdict
 from functools import reduce
 from operator import getitem
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -66,14 +67,25 @@ def test_runs_in_order_have_no_fault(trained):
     assert differences[["low", "high"]].isna().all(axis=None) and not differences.significant.any()
 
 
+UNMASKED = Path("runs/unmasked/seed-0/config.json")
 CONFIG, METRICS, TRAIN = "runs/MNTP/seed-1/config.json", "runs/MNTP/seed-1/metrics.json", "train.jsonl"
 FAULTS = {  # what a fault is called, and how it comes about
     "MNTP: seed 1 is missing": lambda f: shutil.rmtree((f / CONFIG).parent),
     "MNTP/seed-1: metrics.json is missing": lambda f: (f / METRICS).unlink(),
     "but the measured mask is causal": lambda f: edit(f / METRICS, "mask", measured="causal"),
     "its test examples are not those of test.jsonl": lambda f: edit(f / CONFIG, test="others"),
-    "more than the seed: settings.learning_rate": lambda f: edit(f / CONFIG, "settings", learning_rate=1.0),
-    "unmasked has the same settings as causal": lambda f: edit(f / "runs/unmasked/seed-0/config.json", model="causal"),
+    "seed-1: it differs from the first run of MNTP: settings.learning_rate": lambda f: edit(
+        f / CONFIG, "settings", learning_rate=1.0
+    ),
+    "its dev examples are not those of dev.jsonl": lambda f: edit(f / CONFIG, dev="others"),
+    "unmasked: 2 runs have the seed 0": lambda f: shutil.copytree(f / UNMASKED.parent, f / "runs/unmasked/again"),
+    "MNTP/seed-0: it differs from the first run of causal: settings.max_steps was 1, now 400": lambda f: [
+        edit(file, "settings", max_steps=400) for file in f.glob("runs/MNTP/*/config.json")
+    ],
+    "read twice/seed-0: it differs from the first run of causal: method was 'full', now 'lora'": lambda f: [
+        edit(file, method="lora") for file in f.glob("runs/read twice/*/config.json")
+    ],
+    "unmasked has the mask, readings and model of causal": lambda f: edit(f / UNMASKED, model="causal"),
     "at least 4 and 3 are required": lambda f: [shutil.rmtree(run) for run in f.glob("runs/*/seed-0")],
     "the text is also in": lambda f: shutil.copy(f / "test.jsonl", f / TRAIN),
 }
