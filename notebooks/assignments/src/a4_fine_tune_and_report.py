@@ -165,7 +165,7 @@ def train_all():
 
 
 # %% [markdown]
-# The next cell trains all runs and writes `a4_predictions.json` beside this notebook. If the file is there, nothing is trained. You can read exercises 2 to 5 in the meantime. After an interruption, run the cell again: finished runs are kept in `a4_runs`, and an unfinished one continues. To train with other settings, delete `a4_predictions.json` and the folder `a4_runs` first.
+# The next cell trains all runs and writes `a4_predictions.json` beside this notebook. If the file is there, nothing is trained. You can read exercises 2 to 5 in the meantime. After an interruption, run the cell again: finished runs are kept in `a4_runs`, and an unfinished one continues. To train with other settings, delete `a4_predictions.json` and the folder `a4_runs` first. On Colab, first run `labkit.colab.setup(drive=True)`, or both are lost with the machine.
 
 # %%
 runs = check.predictions("a4", train_all)
