@@ -27,8 +27,10 @@ PAPER, INK, GREY, RULE = "#FFFFFF", "#222222", "#5B6670", "#E1E6EA"
 WEIGHTS = [[0, "#F7FBFF"], [0.25, "#C6DBEF"], [0.5, "#6BAED6"], [0.75, "#2171B5"], [1, "#08306B"]]
 LIGHT_OPEN, LIGHT_WRONG = "#D6E9F5", "#F8DAD4"
 DASHES = ("solid", "dash", "dot", "dashdot")
-MEANINGS = {"causal": CAUSAL, "bidirectional": BIDIRECTIONAL, "unmasked": BIDIRECTIONAL, "open": BIDIRECTIONAL}
-MEANINGS |= {"MNTP": OTHERS[3]}  # without its mask, and adapted
+MEANINGS = {
+    "causal": CAUSAL, "bidirectional": BIDIRECTIONAL, "unmasked": BIDIRECTIONAL, "open": BIDIRECTIONAL,
+    "MNTP": OTHERS[3],  # without its mask, and adapted
+}  # fmt: skip
 
 _AXIS = {"gridcolor": RULE, "zerolinecolor": RULE, "linecolor": GREY, "tickcolor": GREY}
 _AXIS["title"] = {"font": {"size": 13}, "standoff": 8}
