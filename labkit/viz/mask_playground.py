@@ -149,7 +149,7 @@ class Playground(anywidget.AnyWidget):
     def to_html(self, path: str | Path | None = None, title: str = "Mask playground") -> str:
         """One page that needs no kernel and no network. The mask stays interactive; an attached model shows its last
         answers. If a `path` is given, the page is also written there."""
-        return page(self, title, path=path)
+        return page(self, title, path)
 
     # ---------------------------------------------------------------------------------------------------- changes
     def set_state(self, sync_data: dict) -> None:
