@@ -88,15 +88,31 @@ def test_the_interval_of_equal_differences_allows_for_questions_that_were_not_se
     assert paired(scored([1] * n), scored([0] * n))["difference"]["low"] == pytest.approx(1 - 2 * bound)
 
 
+@pytest.mark.parametrize(
+    ("only_one", "only_other", "p"),
+    [
+        (5, 1, 14 / 64),  # 2 (C(6,0) + C(6,1)) / 2^6 = 2 (1 + 6) / 64
+        (3, 3, 1.0),  # 2 (1 + 6 + 15 + 20) / 64 is above 1
+        (0, 0, 1.0),
+    ],
+)
+def test_mcnemar_by_hand(only_one, only_other, p):
+    one = scored([1] * 4 + [1] * only_one + [0] * only_other + [0] * 7)
+    other = scored([1] * 4 + [0] * only_one + [1] * only_other + [0] * 7)
+    counts = {"both": 4, "only_one": only_one, "only_other": only_other, "neither": 7}
+    assert paired(one, other)["mcnemar"] == pytest.approx(counts | {"p": p})
+
+
 @given(st.lists(st.tuples(st.booleans(), st.booleans()), min_size=1, max_size=40))
 @settings(max_examples=30)
-def test_exchanging_the_methods_turns_the_difference_round(pairs):
+def test_exchanging_the_methods_turns_the_difference_round_and_leaves_p(pairs):
     one, other = (scored(correct) for correct in zip(*pairs, strict=True))
     forth, back = paired(one, other), paired(other, one)
     value, low, high, _ = forth["difference"].values()
     gap = accuracy(one.values())["value"] - accuracy(other.values())["value"]
     assert value == pytest.approx(-back["difference"]["value"]) == pytest.approx(gap)
     assert low - 1e-9 <= value <= high + 1e-9
+    assert forth["mcnemar"]["p"] == back["mcnemar"]["p"]
 
 
 def test_summary_and_comparison_by_hand():
@@ -112,7 +128,9 @@ def test_summary_and_comparison_by_hand():
     lemmatised = summary(one, True)  # ... but a form of it
     assert (lemmatised["accuracy"]["value"], lemmatised["n"], lemmatised["without_answers"]) == (6 / 8, 8, 1)
     assert lemmatised["by_relation"]["b"]["value"] == 2 / 4
-    assert comparison(one, other, True)["difference"]["value"] == 3 / 8
+    result = comparison(one, other, True)
+    assert result["difference"]["value"] == 3 / 8
+    assert (result["mcnemar"]["only_one"], result["mcnemar"]["only_other"]) == (4, 1)
     other.rows[0]["answers"] = ["villages"]
     with pytest.raises(DataError, match="has different accepted answers"):
         comparison(one, other)

@@ -119,9 +119,13 @@ def _lines(value: dict[str, Any], n: int) -> Iterator[str]:
         yield f"{exact['without_answers']:,} of {n:,} questions have no accepted answer: not scored"
     if exact["seconds_per_question"] is not None:
         yield f"{exact['seconds_per_question']:.3f} s per question"
-    if gap := value.get("difference"):
-        interval = f"(95 % interval {gap['low']:+.3f} to {gap['high']:+.3f})"
-        yield f"accuracy minus that of {value['compared_with']}: {gap['value']:+.3f} {interval}"
+    if "mcnemar" in value:
+        gap, test = value["difference"], value["mcnemar"]
+        yield (
+            f"accuracy minus that of {value['compared_with']}: {gap['value']:+.3f} "
+            f"(95 % interval {gap['low']:+.3f} to {gap['high']:+.3f}); McNemar: {test['only_one']} correct in the "
+            f"first only, {test['only_other']} in the other only, p = {test['p']:.3g}"
+        )
 
 
 def _numbers(option: str, text: str | None, kind: type) -> tuple[Any, ...] | None:

@@ -97,10 +97,13 @@ def accuracy(correct: Iterable[bool]) -> dict[str, float]:
 
 
 def paired(one: Correct, other: Correct) -> dict[str, dict[str, float]]:
-    """The "difference" of two methods on the same questions, accuracy of `one` minus that of `other`; ready for JSON.
+    """Compare two methods on the same questions; ready for JSON.
 
-    The interval is a percentile bootstrap over questions. If the difference is the same for all questions, so are all
-    resamples; then the interval allows for as many unobserved other questions as the exact binomial one.
+    difference: accuracy of `one` minus that of `other`, with a percentile bootstrap over questions. If the difference
+        is the same for all questions, so are all resamples; then the interval allows for as many unobserved other
+        questions as the exact binomial one.
+    mcnemar: the numbers of questions that `both`, `only_one`, `only_other` and `neither` answered correctly, and `p` of
+        McNemar's exact test: is it chance which of the two answered the questions that only one answered correctly?
 
     Raises DataError unless both answered the same questions.
     """
@@ -111,14 +114,21 @@ def paired(one: Correct, other: Correct) -> dict[str, dict[str, float]]:
     if unpaired := set(one) ^ set(other):
         few = f"{len(unpaired)} have one answer only, such as {min(unpaired)!r}"
         raise DataError(f"the methods did not answer the same questions: {few}; compare them on the same set")
-    gaps = np.array([float(correct) - other[id] for id, correct in one.items()])  # (questions,)
+    first = np.array(list(one.values()), dtype=int)  # (questions,)
+    second = np.array([other[id] for id in one], dtype=int)
+    gaps = (first - second).astype(float)
     if np.ptp(gaps) == 0:
         unseen = binomtest(0, len(gaps)).proportion_ci().high
         low, high = gaps[0] - unseen * (gaps[0] + 1), gaps[0] + unseen * (1 - gaps[0])
     else:
         resampled = bootstrap((gaps,), np.mean, n_resamples=4000, batch=500, method="percentile", random_state=0)
         low, high = resampled.confidence_interval
-    return {"difference": _estimate(gaps.mean(), low, high, len(gaps))}
+    neither, only_other, only_one, both = np.bincount(2 * first + second, minlength=4).tolist()
+    p = float(binomtest(only_one, only_one + only_other).pvalue) if only_one + only_other else 1.0
+    return {
+        "difference": _estimate(gaps.mean(), low, high, len(gaps)),
+        "mcnemar": {"both": both, "only_one": only_one, "only_other": only_other, "neither": neither, "p": p},
+    }
 
 
 def _estimate(value: float, low: float, high: float, n: int) -> dict[str, float]:
