@@ -46,7 +46,7 @@ import labkit  # noqa: E402
 from benchmarks import machine  # noqa: E402
 from labkit.decoder.anatomy import CACHE  # noqa: E402
 from labkit.decoder.limits import position_limit  # noqa: E402
-from labkit.fusion.decoding import Decoding, decode  # noqa: E402
+from labkit.fusion.decoding import decode  # noqa: E402
 from labkit.fusion.engine import fusable_decoder  # noqa: E402
 from labkit.fusion.generation import make_engine  # noqa: E402
 from labkit.fusion.layout import prompts  # noqa: E402
@@ -108,7 +108,7 @@ class Bench:
             return read(tokens)
 
         engine.step = step
-        answers, _ = decode(engine, method.combine, self.lm.tokenizer, set(), Decoding(new_tokens))
+        answers, _ = decode(engine, method.combine, self.lm.tokenizer, set(), new_tokens)
         return list(answers[0].tokens)
 
     def _apart(self, arm: str, segments: list, new_tokens: int, stamps: list[float]) -> list[int]:

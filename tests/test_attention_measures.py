@@ -38,20 +38,6 @@ def test_queries_are_the_last_positions_and_entropy_is_at_most_that_of_all_keys(
     assert float(measures.entropy(np.full((4, 5), 0.2))) == pytest.approx(math.log(5))
 
 
-def test_rollout_by_hand_and_as_a_causal_distribution():
-    first = [[[1.0, 0.0], [0.5, 0.5]], [[1.0, 0.0], [0.0, 1.0]]]  # two heads: mean [[1, 0], [.25, .75]]
-    second = [[[0.0, 1.0], [0.0, 1.0]], [[1.0, 0.0], [1.0, 0.0]]]  # mean [[.5, .5], [.5, .5]]
-    rolled = measures.rollout([first, second])
-    assert rolled[0] == pytest.approx(np.array([[1, 0], [0.125, 0.875]]))
-    expected = [[0.75 + 0.25 * 0.125, 0.25 * 0.875], [0.25 + 0.75 * 0.125, 0.75 * 0.875]]
-    assert rolled[1] == pytest.approx(np.array(expected))
-    scores = np.random.default_rng(0).normal(size=(6, 3, 9, 9)) + np.where(np.tri(9, dtype=bool), 0, -np.inf)
-    weights = np.exp(scores) / np.exp(scores).sum(-1, keepdims=True)
-    rolled = measures.rollout(weights.astype(np.float16))
-    assert rolled.sum(-1) == pytest.approx(np.ones((6, 9)))
-    assert (rolled[:, ~np.tri(9, dtype=bool)] == 0).all()
-
-
 @pytest.mark.parametrize(
     ("measure", "weights", "message"),
     [
@@ -60,7 +46,6 @@ def test_rollout_by_hand_and_as_a_causal_distribution():
         (measures.entropy, [0.5, 0.5], "shape"),
         (measures.entropy, np.zeros((3, 2)), "one key for each query"),
         (measures.first_token_mass, [[1.0]], "one token"),
-        (measures.rollout, np.eye(9), r"\(layers, heads, n, n\), not \(9, 9\)"),
     ],
 )
 def test_what_cannot_be_measured_is_refused(measure, weights, message):

@@ -5,9 +5,8 @@ import torch
 
 import labkit
 from labkit import fusion
-from labkit.fusion.decoding import Answer, Decoding, decode
-from labkit.fusion.engine import ReferenceEngine
-from labkit.fusion.generation import elect
+from labkit.fusion.decoding import Answer, decode
+from labkit.fusion.generation import elect, make_engine
 from labkit.fusion.layout import prompts, token_ids
 from labkit.fusion.methods import METHODS
 
@@ -80,7 +79,7 @@ def test_beams_that_all_end_at_once_give_the_answer_that_generate_gives():
 
 def test_as_many_beams_as_tokens_find_the_likeliest_fused_answer_of_all():
     lm = lively("tiny-llama")
-    engine = ReferenceEngine(lm.model, prompt_of(lm, TEXTS[:3]), rendering="dense")
+    engine = make_engine("dense", lm.model, prompt_of(lm, TEXTS[:3]))
     first = engine.start().log_softmax(-1)[0]  # (vocab,)
     engine.select([0] * len(first))
     sums = first[:, None] + engine.step(torch.arange(len(first))).log_softmax(-1)  # (vocab, vocab)
@@ -121,7 +120,7 @@ def test_an_answer_ends_with_its_first_line_that_is_not_empty(text, answer):
 
         start = step
 
-    ((first,), _) = decode(Letters(), None, Letters(), set(), Decoding(len(text), first_line=True))
+    ((first,), _) = decode(Letters(), None, Letters(), set(), len(text), first_line=True)
     assert first.text == answer and first.ended == (answer != text)
 
 

@@ -1,9 +1,7 @@
 """A run leaves one file that describes itself; interrupted anywhere, it continues and ends the same."""
 
 import json
-import subprocess
 import sys
-import time
 from contextlib import suppress
 from dataclasses import replace
 
@@ -17,6 +15,7 @@ from labkit.fusion import generation, scores
 from labkit.fusion.methods import Settings
 from labkit.fusion.runs import journal_of, plan, prefix_of, run, take_shots
 from labkit.fusion.scores import read_answers
+from tests.data_files import write
 
 pytest.importorskip("pyarrow")
 
@@ -35,7 +34,7 @@ TEXTS = ("a", "b", "c", "d")
 @pytest.fixture
 def settings(tmp_path):
     return Settings(
-        write_set(tmp_path / "set.jsonl", QUESTIONS), None, "tiny-llama", num_paraphrases=3, few_shot=2,
+        str(write(tmp_path / "set.jsonl", QUESTIONS)), None, "tiny-llama", num_paraphrases=3, few_shot=2,
         few_shot_from_data=True, batch_size=4, max_new_tokens=4, device="cpu", seed=3,
     )  # fmt: skip
 
@@ -43,11 +42,6 @@ def settings(tmp_path):
 @pytest.fixture
 def output(tmp_path):
     return tmp_path / "out.feather"
-
-
-def write_set(path, rows):
-    path.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
-    return str(path)
 
 
 def same_but_for_seconds(one, other):
@@ -115,33 +109,14 @@ def test_methods_choices_and_stops_are_in_the_file(settings, tmp_path):
 # ---- interrupted anywhere -----------------------------------------------------------------------------------------
 
 
-def test_a_killed_process_continues_and_ends_with_the_same_file(tmp_path, output):
-    command = [sys.executable, "-m", "labkit", "fuse", "--model", "tiny-llama", "--num-paraphrases", "2"]
-    command += ["--max-questions", "40", "--max-new-tokens", "4", "--batch-size", "1", "--device", "cpu"]
-    process = subprocess.Popen([*command, "--output", str(output)], stderr=subprocess.DEVNULL)
-    deadline, kept = time.monotonic() + 120, []
-    while len(kept) < 3 and time.monotonic() < deadline:
-        time.sleep(0.01)
-        kept = read_answers(journal_of(output)).rows if journal_of(output).exists() else []
-    process.kill()
-    process.wait()
-    kept = read_answers(journal_of(output)).rows
-    assert 3 <= len(kept) < 40 and not output.exists()
-    settings = Settings(
-        model="tiny-llama", num_paraphrases=2, max_questions=40, max_new_tokens=4, batch_size=1, device="cpu"
-    )
-    again, whole = run(settings, output, resume=True), run(settings, tmp_path / "whole.feather")
-    assert same_but_for_seconds(again, whole)
-    assert [row["seconds"] for row in again.rows][: len(kept)] == [row["seconds"] for row in kept]
-    assert {path.name for path in tmp_path.glob("[!.]*")} == {"out.feather", "whole.feather"}
-
-
 def test_an_interrupted_run_reads_what_is_left_and_a_finished_one_nothing(settings, tmp_path, output):
     whole = run(settings, tmp_path / "whole.feather")
     interrupted_run(settings, output, batches=2)
-    journal = journal_of(output).read_bytes()
+    journal, kept = journal_of(output).read_bytes(), read_answers(journal_of(output)).rows
     assert interrupted_run(settings, output, batches=99, resume=True) == [1]  # of 9 questions in batches of 4
-    assert same_but_for_seconds(read_answers(output), whole)
+    again = read_answers(output)
+    assert same_but_for_seconds(again, whole)
+    assert [row["seconds"] for row in again.rows[:8]] == [row["seconds"] for row in kept]
     journal_of(output).write_bytes(journal)  # the process was killed before the journal was removed
     assert interrupted_run(settings, output, resume=True) == []
     assert [path.name for path in tmp_path.glob("out*")] == ["out.feather"]
@@ -155,7 +130,7 @@ def test_a_run_of_other_settings_data_or_weights_is_not_continued(settings, tmp_
     (path,) = tmp_path.glob("out*")
     before, lm = path.read_bytes(), labkit.load("tiny-llama", device="cpu")
     if change == "data":
-        write_set(tmp_path / "set.jsonl", [*QUESTIONS[:-1], QUESTIONS[-1] | {"answers": ["changed"]}])
+        write(tmp_path / "set.jsonl", [*QUESTIONS[:-1], QUESTIONS[-1] | {"answers": ["changed"]}])
     elif change == "model":
         lm.model.lm_head.weight.data.mul_(1.001)
     else:
@@ -227,7 +202,7 @@ def test_the_chosen_paraphrases_and_the_name_of_their_file(choice, texts, label)
 
 def test_questions_with_too_few_paraphrases_are_left_out_and_counted(settings, tmp_path):
     short = [QUESTIONS[n] | {"id": f"s{n}", "paraphrases": [f"short {n}"]} for n in range(4)]
-    settings = replace(settings, dataset=write_set(tmp_path / "some.jsonl", QUESTIONS + short), few_shot=0)
+    settings = replace(settings, dataset=str(write(tmp_path / "some.jsonl", QUESTIONS + short)), few_shot=0)
     about, rows = plan(settings)
     assert (about["left_out"], len(rows)) == (4, 11)
     about, all_rows = plan(replace(settings, at_least=1))
@@ -239,7 +214,7 @@ def test_questions_with_too_few_paraphrases_are_left_out_and_counted(settings, t
 @pytest.mark.parametrize("seed", range(3))
 def test_no_example_is_asked_and_examples_do_not_depend_on_the_choice(settings, tmp_path, seed):
     twin = QUESTIONS[0] | {"id": "twin", "paraphrases": ["where is  IT 0?", "of course", "and so"]}
-    settings = replace(settings, seed=seed, dataset=write_set(tmp_path / "twin.jsonl", [*QUESTIONS, twin]))
+    settings = replace(settings, seed=seed, dataset=str(write(tmp_path / "twin.jsonl", [*QUESTIONS, twin])))
     shots, rest = take_shots(read_paraphrases(settings.dataset), settings)
     assert len(shots) == 2 == len({shot.relation for shot in shots})
     examples, left = ({" ".join(t.casefold().split()) for q in part for t in q.paraphrases} for part in (shots, rest))
@@ -253,7 +228,7 @@ def test_examples_are_facts_that_are_set_apart_for_the_facts_and_for_a_users_fil
     shots, rest = take_shots(facts, Settings())
     assert rest == facts and set(shots) <= apart and len({shot.relation for shot in shots}) == 5
     unanswered = [{"paraphrases": [f"What is {n}?"], "answers": ["it"] if n else []} for n in range(4)]
-    file = write_set(tmp_path / "own.jsonl", unanswered)
+    file = str(write(tmp_path / "own.jsonl", unanswered))
     questions = read_paraphrases(file, unanswered=True)
     shots, rest = take_shots(questions, Settings(file))
     assert set(shots) <= apart and rest == questions

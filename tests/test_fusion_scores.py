@@ -140,7 +140,6 @@ def test_summary_and_comparison_by_hand():
     ("call", "arguments", "message"),
     [
         (paired, ({"0": True, "1": True}, {"0": True, "2": True}), "2 have one answer only, such as '1'"),
-        (accuracy, ([],), "there is no question to score"),
         (paired, ({}, {}), "there is no question to score"),
         (load_lemmatizer, ("spacy",), "the lemmatiser is 'spacy'; choose one of simplemma, spacy:MODEL"),
         (load_lemmatizer, ("simplemma",), r'pip install "labkit-bidirectional\[lab\]"'),

@@ -281,9 +281,9 @@ REFUSED = [
     (viz.attention_figure, [[[-1.0]]]), (viz.attention_figure, [{"a": weights(2, 4, 4)}]),
     (viz.values_figure, [[[1.0, 2.0]], ["a"]]), (viz.category_figure, [{"a": ["causal"]}, ["1", "2"]]),
     (viz.curves_figure, [[1], {"a": [[np.nan]]}]), (viz.curves_figure, [[1, 2], {"a": [[1.0]]}]),
-    (viz.forest_figure, [{"a": {"b": (np.inf, 0, 1)}}]), (viz.walk_figure, [TOKENS, CELLS, [], [None] * N]),
-    (viz.slider, [{"1": TWO}, "window", 1]), (viz.slider, [{"1": viz.mask_figure(CELLS), "2": TWO}, "window"]),
-    (viz.fill_ins_figure, [["a"], 1, {"m": []}, "a"]), (viz.answer_figure, ["abc", [(0, 4, 0.5)]]),
+    (viz.forest_figure, [{"a": {"b": (np.inf, 0, 1)}}]),
+    (viz.slider, [{"1": viz.mask_figure(CELLS), "2": TWO}, "window"]),
+    (viz.answer_figure, ["abc", [(0, 4, 0.5)]]),
     (viz.entities_figure, ["abc", [(1, 1, "A")], []]),
 ]  # fmt: skip
 

@@ -1,8 +1,7 @@
 """What an attention map does, in one number: where it attends, how sharply, how far, and how much of it is the future.
 
 Every measure takes weights of shape (..., q, k), such as `attention_maps(...).weights` (layers, heads, q, k), and gives
-one number per map, shape (...): the mean over its queries. The queries are the last q of the k positions. `rollout`
-alone joins the maps of all layers into one per layer.
+one number per map, shape (...): the mean over its queries. The queries are the last q of the k positions.
 
     future_mass(maps.weights)[3, 2]                      # layer 3, head 2: the share of its attention on later tokens
 
@@ -15,7 +14,6 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import numpy as np
-from jaxtyping import Float64
 
 from labkit.attention.plain import weight_array
 from labkit.errors import MaskError
@@ -52,24 +50,6 @@ def first_token_mass(weights) -> np.ndarray:
     if weight_array(weights).shape[-1] < 2:
         raise MaskError("first_token_mass needs a query after the first token, and this map has one token")
     return _per_map(weights, lambda w: w[_offsets(w)[:, 0] < 0, 0].mean())
-
-
-def rollout(weights) -> Float64[np.ndarray, "layers n n"]:
-    """Attention rollout: how much of each input token is in each position after layer 0, 1, ..., if attention and the
-    residual stream, half and half, were all that mixes them. Takes (layers, heads, n, n), from the first layer on.
-
-    Heads are averaged; layer l is A(l) = (mean over heads + identity) / 2, rows scaled to sum 1, and the result is
-    A(l) A(l-1) ... A(0). Source: Abnar and Zuidema 2020, "Quantifying Attention Flow in Transformers".
-    """
-    maps = weight_array(weights)
-    if maps.ndim != 4 or maps.shape[-1] != maps.shape[-2]:
-        raise MaskError(f"rollout takes the weights of all layers, (layers, heads, n, n), not {maps.shape}")
-    product, rolled = np.eye(maps.shape[-1]), []
-    for layer in maps:
-        mixed = (layer.astype(np.float64).mean(0) + np.eye(layer.shape[-1])) / 2  # (n, n)
-        product = mixed / mixed.sum(-1, keepdims=True) @ product
-        rolled.append(product)
-    return np.stack(rolled)
 
 
 def _per_map(weights, measure: Callable[[np.ndarray], float]) -> np.ndarray:

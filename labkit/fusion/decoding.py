@@ -18,27 +18,6 @@ from labkit.fusion.engine import Engine
 
 
 @dataclass(frozen=True)
-class Decoding:
-    """How the next token is chosen, and where an answer ends; DataError for an invalid value.
-
-    Attributes:
-        max_new_tokens: limit of the length. stop: texts at which an answer ends; they are not part of it.
-        first_line: an answer also ends with its first line that is not empty.
-        num_beams: 1 for greedy search. length_penalty: exponent of the length in the score of a beam.
-    """
-
-    max_new_tokens: int = 20
-    stop: tuple[str, ...] = ()
-    first_line: bool = False
-    num_beams: int = 1
-    length_penalty: float = 1.0
-
-    def __post_init__(self) -> None:
-        if self.max_new_tokens < 1 or self.num_beams < 1 or "" in self.stop:
-            raise DataError("max_new_tokens and num_beams must be at least 1, and no stop text may be empty")
-
-
-@dataclass(frozen=True)
 class Answer:
     """Tokens of one answer, its text up to a stop, the sum of their log-probabilities, and whether it has ended."""
 
@@ -49,7 +28,15 @@ class Answer:
 
 
 def decode(
-    engine: Engine, rule: str | None, tokenizer: Any, ends: set[int], settings: Decoding
+    engine: Engine,
+    rule: str | None,
+    tokenizer: Any,
+    ends: set[int],
+    max_new_tokens: int = 20,
+    stop: Sequence[str] = (),
+    first_line: bool = False,
+    num_beams: int = 1,
+    length_penalty: float = 1.0,
 ) -> tuple[list[Answer], Tensor]:
     """Answers to the prompts of `engine`, and the scores of the first token, (questions, vocab).
 
@@ -57,44 +44,50 @@ def decode(
     length ** length_penalty. A question is done when as many answers have ended as there are beams, and no open beam
     has a higher score than the worst of them (transformers' `early_stopping=False`).
 
-    `rule` is how the rows of a question agree (`combine`), `ends` are the ids that end an answer.
+    Args:
+        rule: how the rows of a question agree (`combine`). ends: ids that end an answer.
+        stop: texts at which an answer ends; they are not part of it. first_line: an answer also ends with its first
+            line that is not empty.
+
+    Raises DataError for a number below 1 or an empty stop.
     """
-    width = settings.num_beams
+    if max_new_tokens < 1 or num_beams < 1 or "" in stop:
+        raise DataError("max_new_tokens and num_beams must be at least 1, and no stop text may be empty")
 
     def extended(answer: Answer, token: int, log_prob: float) -> Answer:
         tokens = (*answer.tokens, token)
         text = tokenizer.decode([token for token in tokens if token not in ends], skip_special_tokens=True)
-        stops = [text.find(stop) for stop in settings.stop if stop in text]
-        if settings.first_line and (line := re.search(r"\S.*?(?=\n)", text)):
+        stops = [text.find(end) for end in stop if end in text]
+        if first_line and (line := re.search(r"\S.*?(?=\n)", text)):
             stops.append(line.end())
         return Answer(tokens, text[: min(stops, default=None)], log_prob, bool(stops) or token in ends)
 
     def score(answer: Answer) -> float:
-        return answer.log_prob / len(answer.tokens) ** settings.length_penalty
+        return answer.log_prob / len(answer.tokens) ** length_penalty
 
     def extensions_of(question: int, log_probs: Tensor) -> list[tuple[int, Answer]]:
         """(beam, answer) that go on, the best first, from log_probs (beams, vocab); updates `ended`."""
         totals = log_probs + log_probs.new_tensor([answer.log_prob for answer in beams[question]])[:, None]
-        best = totals.flatten().topk(min(2 * width, totals.numel()))
+        best = totals.flatten().topk(min(2 * num_beams, totals.numel()))
         extensions: list[tuple[int, Answer]] = []
         for rank, (total, place) in enumerate(zip(best.values.tolist(), best.indices.tolist(), strict=True)):
             beam, token = divmod(place, totals.shape[1])
             answer = extended(beams[question][beam], token, total)
             if not answer.ended:
                 extensions.append((beam, answer))
-            elif rank < width:
+            elif rank < num_beams:
                 ended[question].append(answer)
-            if len(extensions) == width:
+            if len(extensions) == num_beams:
                 break
-        done = ended[question] = sorted(ended[question], key=score, reverse=True)[:width]
-        is_done = len(done) == width and bool(extensions) and score(extensions[0][1]) <= score(done[-1])
+        done = ended[question] = sorted(ended[question], key=score, reverse=True)[:num_beams]
+        is_done = len(done) == num_beams and bool(extensions) and score(extensions[0][1]) <= score(done[-1])
         return [] if is_done else extensions
 
     first = scores = combine(rule, engine.start(), engine.counts)
     beams = [[Answer()] for _ in engine.counts]  # of each question those that go on; none once it is done
     ended: list[list[Answer]] = [[] for _ in beams]
     rows = 1  # of each question in `scores`
-    for length in range(1, settings.max_new_tokens + 1):
+    for length in range(1, max_new_tokens + 1):
         log_probs = scores.log_softmax(-1)  # (questions * rows, vocab)
         parents, tokens = [], []  # of the rows of the next step
         for question, answers in enumerate(beams):
@@ -102,14 +95,14 @@ def decode(
             extensions = extensions_of(question, log_probs[begin : begin + len(answers)]) if answers else []
             beams[question] = [answer for _, answer in extensions]
             going_on = [(begin + beam, answer.tokens[-1]) for beam, answer in extensions] or [(begin, 0)]  # 0: ignored
-            going_on += going_on[:1] * (width - len(going_on))
+            going_on += going_on[:1] * (num_beams - len(going_on))
             parents += [row for row, _ in going_on]
             tokens += [token for _, token in going_on]
-        if length == settings.max_new_tokens or not any(beams):
+        if length == max_new_tokens or not any(beams):
             break
         if parents != list(range(len(scores))):
             engine.select(parents)
-        rows = width
+        rows = num_beams
         new = torch.tensor(tokens).repeat_interleave(torch.tensor(engine.counts))  # all rows of a question read it
         scores = combine(rule, engine.step(new), engine.counts)
     return [max(done + open_beams, key=score) for done, open_beams in zip(ended, beams, strict=True)], first

@@ -18,6 +18,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Sequence
 from contextlib import ExitStack, nullcontext
+from copy import deepcopy
 from functools import cache, partial
 from typing import Any, no_type_check
 
@@ -44,22 +45,27 @@ class Engine:
     """Reads prompts and continues them; the model is only called, never changed.
 
     Attributes:
-        name: what the result reports. counts: how many rows each question has; they are adjacent.
+        kind: its name in `ENGINES`. counts: how many rows each question has; they are adjacent.
         averaged_layer: the layer whose hidden states the rows of a question share from the cue on; None: none.
 
     Raises ModelError for a model that cannot be fused, DataError for an attention backend without masks of numbers.
     """
 
-    name, rendering = "fast", "dense"
-
-    def __init__(self, model: nn.Module, prompts: Prompts, averaged_layer: int | None = None):
-        self.model, self.prompts, self.decoder = model, prompts, fusable_decoder(model)
+    def __init__(self, kind: str, model: nn.Module, prompts: Prompts, averaged_layer: int | None = None):
+        self.kind, self.model, self.prompts, self.decoder = kind, model, prompts, fusable_decoder(model)
         self.averaged_layer, self.counts, self.device = averaged_layer, prompts.counts, model.device
-        if self.rendering != "reference" and self.decoder.backend not in BACKENDS:
+        if kind != "reference" and self.decoder.backend not in BACKENDS:
             raise DataError(
                 f"this engine adds numbers to attention scores, which the backend {self.decoder.backend!r} does not "
                 "support: load the model with attn='sdpa', or use engine='reference'"
             )
+
+    @property
+    def name(self) -> str:
+        """What the result reports."""
+        flex = "flex, compiled" if self.device.type == "cuda" else "flex"
+        paths = {"reference": flex, "dense": "dense", "cacheless": "dense, without cache"}
+        return "fast" if self.kind == "fast" else f"reference ({paths[self.kind]})"
 
     @torch.no_grad()
     def start(self) -> Tensor:
@@ -118,14 +124,15 @@ class Engine:
             near = new.positions[:, :, None] - keys.positions[:, None, :] < window if kind == SLIDING else True
             mask = bias.masked_fill(~(allowed & near), torch.finfo(bias.dtype).min)
             masks[kind] = mask[:, None]  # (rows, 1, new, keys), added to the attention scores
-        return module(
-            input_ids=new.ids,
-            attention_mask=masks if len(masks) > 1 else masks[kind],
-            position_ids=new.positions,
-            use_cache=cache is not None,
-            **{CACHE: cache},
-            **options,
-        )
+        with replaced(self.decoder.config, _attn_implementation=FLEX) if self.kind == "reference" else nullcontext():
+            return module(
+                input_ids=new.ids,
+                attention_mask=masks if len(masks) > 1 else masks[kind],
+                position_ids=new.positions,
+                use_cache=cache is not None,
+                **{CACHE: cache},
+                **options,
+            )
 
     def _allowed(self, new: Tokens, keys: Tokens) -> Tensor:
         """(rows, new, keys) bool: a token attends to earlier tokens of its owner and of the prefix.
@@ -166,14 +173,15 @@ class FastEngine(Engine):
             else:
                 packed.append(segment)
         prefix = table[:1, table.owners[0] == PREFIX]
-        begin, prefix_cache = prefix.ids.shape[1], DynamicCache()
+        begin = prefix.ids.shape[1]
+        prefix_cache = DynamicCache()  # a config would make it drop the keys behind a sliding window
         if begin:
             self._read(self.decoder.stack, prefix[:, :0], prefix, prefix_cache)
         at_once = max(1, TOKENS_AT_ONCE[self.device.type == "cuda"] // (begin + longest))
         sides = defaultdict(list)  # by (layer, "keys" or "values"), of all segments, each (tokens, heads, head_dim)
         for first in range(0, len(packed), at_once):
             new = self._table(packed[first : first + at_once])
-            cache = _copies(prefix_cache, len(new.ids))
+            cache = _repeated(prefix_cache, len(new.ids))
             self._read(self.decoder.stack, prefix[[0] * len(new.ids)], new, cache)
             for number, layer in enumerate(cache.layers):
                 for side in ("keys", "values"):
@@ -187,38 +195,24 @@ class FastEngine(Engine):
             table[places] = torch.cat(parts)
             return table.transpose(1, 2)
 
-        self.context, self.cache = table, _copies(prefix_cache, len(rows))
+        self.context, self.cache = table, _repeated(prefix_cache, len(rows))
         for number in range(len(sides) // 2):
             self.cache.update(*(joined(sides.pop((number, side))) for side in ("keys", "values")), number)
         return table[:, :0]
 
 
-def _copies(cache: DynamicCache, rows: int) -> DynamicCache:
-    """The cache of one row, for `rows` rows."""
-    copies = DynamicCache()  # without a config, which would make it drop the keys behind a sliding window
-    for number, layer in enumerate(cache.layers):
-        copies.update(*(side.expand(rows, -1, -1, -1) for side in (layer.keys, layer.values)), number)
-    return copies
+def _repeated(cache: DynamicCache, rows: int) -> DynamicCache:
+    """A copy of the cache of one row, for `rows` rows."""
+    repeated = deepcopy(cache)
+    repeated.batch_repeat_interleave(rows)
+    return repeated
 
 
 class ReferenceEngine(Engine):
-    """Reads each row of `prompts` in one piece, its prefix included.
-
-    `rendering` is the name of the engine in `ENGINES`: "reference" (FlexAttention), "dense" or "cacheless".
-    """
-
-    def __init__(
-        self, model: nn.Module, prompts: Prompts, averaged_layer: int | None = None, rendering: str = "reference"
-    ):
-        self.rendering = rendering
-        super().__init__(model, prompts, averaged_layer)
-        AttentionInterface.register(FLEX, _flex_attention)
-        flex = "flex, compiled" if model.device.type == "cuda" else "flex"
-        paths = {"reference": flex, "dense": "dense", "cacheless": "dense, without cache"}
-        self.name = f"reference ({paths[rendering]})"
+    """Reads each row of `prompts` in one piece, its prefix included: "reference", "dense" and "cacheless"."""
 
     def _prepare(self, table: Tokens) -> Tokens:
-        self.context, self.cache = table[:, :0], None if self.rendering == "cacheless" else DynamicCache()
+        self.context, self.cache = table[:, :0], None if self.kind == "cacheless" else DynamicCache()
         return table
 
     def _allowed(self, new: Tokens, keys: Tokens) -> Tensor:
@@ -231,12 +225,6 @@ class ReferenceEngine(Engine):
             queries = places[places >= begin]
             cells[queries[:, None] - begin, places] = mask.dense(len(queries), len(places), device=self.device)
         return allowed
-
-    def _read(self, *tokens: Any, **options: Any) -> Any:
-        with (
-            replaced(self.decoder.config, _attn_implementation=FLEX) if self.rendering == "reference" else nullcontext()
-        ):
-            return super()._read(*tokens, **options)
 
 
 def _flex_attention(module, query, key, value, attention_mask, scaling=None, softcap=None, **kwargs):
@@ -256,6 +244,9 @@ def _flex_attention(module, query, key, value, attention_mask, scaling=None, sof
     grouped = query.shape[1] != key.shape[1]
     out = attend(query, key, value, score_mod=score_mod, scale=scaling, enable_gqa=grouped)
     return out.transpose(1, 2).contiguous(), None
+
+
+AttentionInterface.register(FLEX, _flex_attention)
 
 
 @cache

@@ -15,7 +15,7 @@ from torch import Tensor
 from labkit.decoder.limits import require_positions
 from labkit.decoder.running import evaluating
 from labkit.errors import DataError, require_one_of
-from labkit.fusion.decoding import Answer, Decoding, combine, decode
+from labkit.fusion.decoding import Answer, combine, decode
 from labkit.fusion.engine import Engine, FastEngine, ReferenceEngine, fusable_decoder
 from labkit.fusion.layout import Prompts, prompts, token_ids
 from labkit.fusion.methods import ENGINES, METHODS, VOTE
@@ -55,6 +55,7 @@ def generate(
     weights: Sequence[Sequence[float]] | None = None,
     layer: int | None = None,
     stop: str | Sequence[str] = (),
+    max_new_tokens: int = 20,
     batch_size: int = 16,
     **decoding: Any,
 ) -> FusionResult:
@@ -70,7 +71,7 @@ def generate(
         layer: for the method "hidden-average": from 0; by default the middle one.
         stop: texts that end an answer, or special tokens.
         batch_size: in questions; for "majority-vote" in paraphrases.
-        decoding: max_new_tokens, first_line, num_beams and length_penalty (`labkit.fusion.decoding.Decoding`).
+        decoding: first_line, num_beams and length_penalty (`labkit.fusion.decoding.decode`).
 
     Raises DataError or ModelError for invalid arguments, prompts beyond the model's positions, or a model that cannot
     be fused.
@@ -89,11 +90,11 @@ def generate(
     everything = prompts(chosen, *token_ids(lm.tokenizer, questions, prefix, cue), weights)
     special = dict(zip(lm.tokenizer.all_special_tokens, lm.tokenizer.all_special_ids, strict=True))
     stops = (stop,) if isinstance(stop, str) else tuple(stop)
-    settings = Decoding(stop=tuple(text for text in stops if text not in special), **decoding)
+    decoding |= {"stop": [text for text in stops if text not in special], "max_new_tokens": max_new_tokens}
     ends = {special[text] for text in stops if text in special}  # a special token has no text
     configured = getattr(lm.model.generation_config, "eos_token_id", None)
     ends |= {*(configured if isinstance(configured, list) else [configured]), lm.tokenizer.eos_token_id} - {None}
-    last = max(int(row.positions.max()) for row in everything.rows) + len(everything.cue) + settings.max_new_tokens
+    last = max(int(row.positions.max()) for row in everything.rows) + len(everything.cue) + max_new_tokens
     cure = "use fewer or shorter paraphrases, fewer examples or new tokens, or a method that restarts positions"
     require_positions(last, decoder.config, refusal=DataError, cure=cure)
     counts, rule, votes = everything.counts, chosen.combine, None
@@ -106,14 +107,14 @@ def generate(
             batch = replace(everything, questions=everything.questions[begin : begin + batch_size])
             began = time.perf_counter()
             reader = make_engine(engine, lm.model, batch, averaged_layer)
-            written, scores = decode(reader, rule, lm.tokenizer, ends, settings)
+            written, scores = decode(reader, rule, lm.tokenizer, ends, **decoding)
             seconds += time.perf_counter() - began
             answers += written
             first_scores.append(scores.cpu())
     first_logits = torch.cat(first_scores)
     if chosen.combine == VOTE:
         rows = iter(answers)
-        elections = [elect(list(islice(rows, count)), bool(settings.stop)) for count in counts]
+        elections = [elect(list(islice(rows, count)), bool(decoding["stop"])) for count in counts]
         answers, votes = [winner for winner, _ in elections], [tally for _, tally in elections]
         first_logits = combine("average", first_logits, counts)
     texts, tokens = [answer.text for answer in answers], [list(answer.tokens) for answer in answers]
@@ -122,9 +123,7 @@ def generate(
 
 def make_engine(name: str, model: Any, batch: Prompts, averaged_layer: int | None = None) -> Engine:
     """The engine of this name of `ENGINES`, for the prompts of `batch`."""
-    if name == "fast":
-        return FastEngine(model, batch, averaged_layer)
-    return ReferenceEngine(model, batch, averaged_layer, name)
+    return (FastEngine if name == "fast" else ReferenceEngine)(name, model, batch, averaged_layer)
 
 
 def elect(answers: Sequence[Answer], whole: bool) -> tuple[Answer, dict[str, int]]:

@@ -92,8 +92,6 @@ def accuracy(correct: Iterable[bool]) -> dict[str, float]:
     from scipy.stats import binomtest
 
     correct = list(correct)
-    if not correct:
-        raise DataError("there is no question to score")
     interval = binomtest(sum(correct), len(correct)).proportion_ci()
     return _estimate(np.mean(correct), interval.low, interval.high, len(correct))
 

@@ -2,7 +2,7 @@
 
 * Plotly figures, from plain arrays: `labkit.viz.heat` (masks, attention, numbers per layer, verdicts),
   `labkit.viz.charts`, `labkit.viz.predictions`; `slider` puts several behind one slider.
-* `labkit.viz.text`: answers, entities and generations, as HTML.
+* `labkit.viz.text`: answers, entities, generations and probes, as HTML.
 * `labkit.viz.mask_playground`: a mask composed and painted in the browser, and what an attached model makes of it.
 * `labkit.viz.explorer`: every layer and head of a text, causal and bidirectional (`labkit.explore_attention`).
 * `labkit.viz.bertviz`: bertviz's head, model and neuron views, without a network.
@@ -20,10 +20,8 @@ _PUBLIC = {  # module -> the public names that it defines
     "charts": ("curves_figure", "curves_slider", "forest_figure", "stacked_slider"),
     "predictions": ("fill_ins_figure", "objectives_figure", "walk_figure", "windows_figure"),
     "panels": ("slider",),
-    "probe": ("probe_figure",),
-    "text": ("answer_figure", "entities_figure", "generation_figure", "stacked", "words_figure"),
+    "text": ("answer_figure", "ask", "entities_figure", "generation_figure", "probe_figure", "stacked", "words_figure"),
     "mask_playground": ("playground",),
-    "asking": ("ask",),
     "bertviz": ("bertviz_compare", "bertviz_head_view", "bertviz_model_view", "bertviz_neuron_view"),
 }
 _HOME = {name: module for module, names in _PUBLIC.items() for name in names}

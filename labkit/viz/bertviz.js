@@ -14,7 +14,7 @@ if (!shared.d3) {
 }
 
 // Puts one view in its place and lets bertviz draw it. `width`: pixels that a drawing needs. `panels`: one drawing each,
-// {heading, note, html, layers, heads, draw(root, d3, jquery)}.
+// {heading, note, html, layers, draw(root, d3, jquery)}.
 function labkitView(id, panels, width) {
   const here = document.querySelector(`[data-labkit-view="${id}"]:not([data-labkit-drawn])`);
   if (!here) return; // its output has been cleared
@@ -45,10 +45,12 @@ function labkitView(id, panels, width) {
     const d3 = Object.create(shared.d3);
     d3.select = (what) => shared.d3.select(what === "#vis" ? root.querySelector("#vis") : what);
     panel.draw(root, d3, shared.jquery);
-    name(root, "#layer", panel.layers, "layer");
-    name(root, "#att_head", panel.heads, "head");
     root.querySelector("#vis").style.minWidth = `${width}px`; // in a narrow notebook it is scrolled, not cut
-    return root.querySelector("#layer");
+    const [layer, head] = ["#layer", "#att_head"].map((which) => root.querySelector(which));
+    layer?.setAttribute("aria-label", "layer");
+    head?.setAttribute("aria-label", "head");
+    Array.from(layer?.options ?? []).forEach((option, i) => (option.textContent = panel.layers[i])); // as in the model
+    return layer;
   }
 
   function line(text, style) {
@@ -56,14 +58,6 @@ function labkitView(id, panels, width) {
     made.textContent = text;
     made.style.cssText = `${style};display:${text ? "block" : "none"}`;
     return made;
-  }
-
-  // A chooser for screen readers; its choices under the numbers that they have in the model.
-  function name(root, which, numbers, what) {
-    const chooser = root.querySelector(which);
-    if (!chooser) return;
-    chooser.setAttribute("aria-label", what);
-    Array.from(chooser.options).forEach((option, i) => (option.textContent = numbers[i]));
   }
 
   // Views beside each other show the same layer.

@@ -28,6 +28,7 @@ from labkit.attention.plain import clean, visible
 from labkit.errors import LabkitError, MaskError, needs_extra
 from labkit.masks import bidirectional, causal
 from labkit.viz.page import joined
+from labkit.viz.text import TextFigure
 
 MOST = 400_000  # numbers in one view: 3 MB in the notebook; headless Chromium draws some 80,000 lines in a second
 DIGITS = 4  # of a weight
@@ -54,21 +55,19 @@ ONLINE = "This view fetches d3 and jQuery from cdnjs.cloudflare.com, because lab
 REQUIRE = '<script src="https://cdnjs.cloudflare.com/ajax/libs/require.js/2.3.6/require.min.js"></script>'
 
 
-def bertviz_head_view(lm, text, mask=None, *, layers=None, heads=None) -> BertvizView:
+def bertviz_head_view(lm, text, mask=None, *, layers=None) -> TextFigure:
     """One layer's attention as lines between the tokens, a colour for each head; the layer is chosen in the view.
 
     Args:
         lm, text, mask, layers: as `labkit.attention.maps.attention_maps` takes them; None for all layers.
-        heads: indices of the heads to show, None for all.
 
     Raises:
-        LabkitError: the view is too large. ModelError: bertviz is not installed. MaskError: as `attention_maps`, or a
-            head that the model does not have.
+        LabkitError: the view is too large. ModelError: bertviz is not installed. MaskError: as `attention_maps`.
     """
-    return bertviz_compare(lm, text, {"": mask}, layers=layers, heads=heads)
+    return bertviz_compare(lm, text, {"": mask}, layers=layers)
 
 
-def bertviz_compare(lm, text, masks=None, *, layers=None, heads=None) -> BertvizView:
+def bertviz_compare(lm, text, masks=None, *, layers=None) -> TextFigure:
     """Head views of one text under several masks beside each other, `{heading: mask}`; they show the same layer.
 
     By default causal and bidirectional. The model is left as it was. Other arguments and errors as `bertviz_head_view`.
@@ -78,27 +77,24 @@ def bertviz_compare(lm, text, masks=None, *, layers=None, heads=None) -> Bertviz
         raise MaskError("bertviz_compare takes a dictionary {heading: mask} with at least one mask")
     sets = {str(heading): attention_maps(lm, text, mask, layers=layers) for heading, mask in masks.items()}
     first = next(iter(sets.values()))
-    heads = _chosen_heads("head", first, heads, len(sets) * len(first.tokens))
-    use = f"coloured squares: heads {', '.join(map(str, heads))}; a double click shows one head alone"
-    panels = [
-        _panel("head_view", maps, heads, heads, heading, use, layer=first.layers[0]) for heading, maps in sets.items()
-    ]
+    _require_drawable("head", first, len(sets) * len(first.tokens))
+    heads = ", ".join(map(str, range(first.weights.shape[1])))
+    use = f"coloured squares: heads {heads}; a double click shows one head alone"
+    panels = [_panel("head_view", maps, heading, use, layer=first.layers[0]) for heading, maps in sets.items()]
     names = f", {' and '.join(sets)}" if len(sets) > 1 else ""
-    return BertvizView(panels, f"attention of {len(first.tokens)} tokens, layer {first.layers[0]}{names}", width=350)
+    return _view(panels, f"attention of {len(first.tokens)} tokens, layer {first.layers[0]}{names}", width=350)
 
 
-def bertviz_model_view(lm, text, mask=None, *, layers=None, heads=None) -> BertvizView:
+def bertviz_model_view(lm, text, mask=None, *, layers=None) -> TextFigure:
     """Every layer and head as a small drawing; a click opens one. Arguments and errors as `bertviz_head_view`."""
     maps = attention_maps(lm, text, mask, layers=layers)
-    heads = _chosen_heads("model", maps, heads, len(maps.tokens))
-    every = range(maps.weights.shape[1])  # bertviz leaves out those that are not included, and numbers the others
-    options = {"display_mode": "light", "include_heads": list(heads)}
-    panel = _panel("model_view", maps, every, heads, "", "a click on a drawing opens it", **options)
-    alt = f"attention of {len(maps.tokens)} tokens in {len(maps.layers)} layers of {len(heads)} heads"
-    return BertvizView([panel], alt, width=1000)
+    _require_drawable("model", maps, len(maps.tokens))
+    panel = _panel("model_view", maps, "", "a click on a drawing opens it", display_mode="light")
+    alt = f"attention of {len(maps.tokens)} tokens in {len(maps.layers)} layers of {maps.weights.shape[1]} heads"
+    return _view([panel], alt, width=1000)
 
 
-def bertviz_neuron_view(lm, text, mask=None, *, layers=None, heads=None) -> BertvizView:
+def bertviz_neuron_view(lm, text, mask=None, *, layers=None) -> TextFigure:
     """The queries and keys behind one head: rest the mouse on a token and press its plus sign to show the products.
 
     The vectors are those that the model multiplies: after rotary embedding and norms, scaled so that the products the
@@ -111,17 +107,17 @@ def bertviz_neuron_view(lm, text, mask=None, *, layers=None, heads=None) -> Bert
         script = files("bertviz").joinpath("neuron_view.js").read_text(encoding="utf-8")
     maps, queries, keys = neuron_maps(lm, text, mask, layers=layers)
     n, dim = queries.shape[2:]
-    heads, tokens = _chosen_heads("neuron", maps, heads, n + 2 * dim), [visible(token) for token in maps.tokens]
+    _require_drawable("neuron", maps, n + 2 * dim)
+    tokens = [visible(token) for token in maps.tokens]
     arrays = {"attn": maps.weights, "queries": queries, "keys": keys}
-    arrays = {name: array[:, list(heads)].astype(float).round(DIGITS) for name, array in arrays.items()}
-    lists = {name: array.tolist() for name, array in arrays.items()}
+    lists = {name: array.astype(float).round(DIGITS).tolist() for name, array in arrays.items()}
     # bertviz prepares this view only from models of its own; here its JavaScript is given the arrays directly. It hides
     # the products with keys of the future if "bidirectional" is false.
     params = {
         "attention": {"all": {"left_text": tokens, "right_text": tokens, **lists}},
         "default_filter": "all",
         "root_div_id": "bertviz-root",
-        "bidirectional": bool(np.triu(arrays["attn"], k=1).any()),
+        "bidirectional": bool(np.triu(maps.weights, k=1).any()),
         "display_mode": "light",
         "layer": 0,
         "head": 0,
@@ -132,51 +128,42 @@ def bertviz_neuron_view(lm, text, mask=None, *, layers=None, heads=None) -> Bert
         "html": NEURON_HTML,
         "javascript": f"window.bertviz_params = {literal(params)};\n{script}",
         "layers": maps.layers,
-        "heads": heads,
     }
-    alt = f"queries and keys of {n} tokens, layer {maps.layers[0]}, head {heads[0]}"
-    return BertvizView([panel], alt, width=1020)
+    return _view([panel], f"queries and keys of {n} tokens, layer {maps.layers[0]}, head 0", width=1020)
 
 
-class BertvizView:
-    """A bertviz view. A notebook draws it; `html()` gives its HTML; `alt` is its text equivalent.
+def _view(panels: Sequence[dict[str, Any]], alt: str, width: int) -> TextFigure:
+    """A view as HTML that brings d3 and jQuery along.
 
     Args:
         panels: its drawings, beside each other: dictionaries with bertviz's own "html" and "javascript", the "heading"
-            and the "note" above it, and the "layers" and "heads" that it shows, as the model numbers them.
+            and the "note" above it, and the "layers" that it shows, as the model numbers them.
         alt: what the view shows, in words.
         width: pixels that a drawing needs.
     """
-
-    def __init__(self, panels: Sequence[dict[str, Any]], alt: str, width: int) -> None:
-        self.panels, self.alt, self._width = panels, clean(alt), width
-
-    def html(self) -> str:
-        """The view as HTML that brings d3 and jQuery along."""
-        if not all((FOLDER / name).is_file() for name in NAMES):  # bertviz's ordinary page, which fetches them
-            warnings.warn(CURE, stacklevel=2)
-            views = [
-                f"<b>{escape(panel['heading'])}</b> {escape(panel['note'])}\n{REQUIRE}{panel['html']}"
-                f"{element(panel['javascript'])}"
-                for panel in self.panels
-            ]
-            return f'<div style="{CARD}"><p>{ONLINE}</p>{"".join(views)}</div>'
-        name, alt = uuid4().hex, escape(self.alt)
-        script = joined("bertviz.js")
-        for mark, library in zip(("/*D3*/", "/*JQUERY*/"), NAMES, strict=True):
-            script = script.replace(mark, (FOLDER / library).read_text(encoding="utf-8"))
-        panels = ",\n".join(map(_drawing, self.panels))
-        script = element(f"(() => {{\n{script}\nlabkitView({literal(name)}, [{panels}], {self._width});\n}})();")
-        still = f"<div data-labkit-still><p data-labkit-why>{NOT_DRAWN}</p><p>{alt}</p></div>"
-        return f'<div data-labkit-view="{name}" role="group" aria-label="{alt}" style="{CARD}">{still}</div>\n{script}'
-
-    def _repr_mimebundle_(self, include=None, exclude=None) -> dict[str, Any]:
-        return {"text/html": self.html(), "text/plain": f"bertviz view: {self.alt}"}
+    plain = f"bertviz view: {clean(alt)}"
+    if not all((FOLDER / name).is_file() for name in NAMES):  # bertviz's ordinary page, which fetches them
+        warnings.warn(CURE, stacklevel=3)
+        views = [
+            f"<b>{escape(panel['heading'])}</b> {escape(panel['note'])}\n{REQUIRE}{panel['html']}"
+            f"{element(panel['javascript'])}"
+            for panel in panels
+        ]
+        return TextFigure(f'<div style="{CARD}"><p>{ONLINE}</p>{"".join(views)}</div>', plain)
+    name, alt = uuid4().hex, escape(clean(alt))
+    script = joined("bertviz.js")
+    for mark, library in zip(("/*D3*/", "/*JQUERY*/"), NAMES, strict=True):
+        script = script.replace(mark, (FOLDER / library).read_text(encoding="utf-8"))
+    drawings = ",\n".join(map(_drawing, panels))
+    script = element(f"(() => {{\n{script}\nlabkitView({literal(name)}, [{drawings}], {width});\n}})();")
+    still = f"<div data-labkit-still><p data-labkit-why>{NOT_DRAWN}</p><p>{alt}</p></div>"
+    opened = f'<div data-labkit-view="{name}" role="group" aria-label="{alt}" style="{CARD}">'
+    return TextFigure(f"{opened}{still}</div>\n{script}", plain)
 
 
-def _panel(view: str, maps: AttentionMaps, drawn, heads: tuple[int, ...], heading: str, use: str, **options) -> dict:
-    """The panel of bertviz's own drawing of the heads `drawn`, under the numbers `heads`."""
-    weights = torch.from_numpy(maps.weights[:, None, list(drawn)].astype(float).round(DIGITS))
+def _panel(view: str, maps: AttentionMaps, heading: str, use: str, **options) -> dict:
+    """The panel of bertviz's own drawing of the maps."""
+    weights = torch.from_numpy(maps.weights[:, None].astype(float).round(DIGITS))
     at = {layer: i for i, layer in enumerate(maps.layers)}
     per_layer = [weights[at.get(layer, 0)] for layer in range(max(maps.layers) + 1)]  # it skips layers left out
     options |= {"include_layers": list(maps.layers), "prettify_tokens": False, "html_action": "return"}
@@ -191,7 +178,6 @@ def _panel(view: str, maps: AttentionMaps, drawn, heads: tuple[int, ...], headin
         "html": re.sub(r"<script.*?</script>", "", html, flags=re.DOTALL),
         "javascript": rest.rsplit("</script>", 1)[0],
         "layers": maps.layers,
-        "heads": heads,
     }
 
 
@@ -206,19 +192,15 @@ def _drawing(panel: dict[str, Any]) -> str:
     )
 
 
-def _chosen_heads(view: str, maps: AttentionMaps, heads, numbers: int) -> tuple[int, ...]:
-    """The heads of a view that holds `numbers` for each token in each head."""
-    count = maps.weights.shape[1]
-    chosen = tuple(range(count)) if heads is None else tuple(map(int, heads))
-    if not chosen or not set(chosen) <= set(range(count)):
-        raise MaskError(f"heads={heads!r}: expected a list of heads from 0 to {count - 1}, or None for all")
-    if (total := len(maps.layers) * len(chosen) * len(maps.tokens) * numbers) > MOST:
+def _require_drawable(view: str, maps: AttentionMaps, numbers: int) -> None:
+    """Refuse a view of more than MOST numbers; it holds `numbers` for each token in each head."""
+    heads = maps.weights.shape[1]
+    if (total := len(maps.layers) * heads * len(maps.tokens) * numbers) > MOST:
         raise LabkitError(
-            f"a bertviz {view} view of {len(maps.tokens)} tokens, {len(maps.layers)} layers and {len(chosen)} heads "
-            f"holds {total:,} numbers, and more than {MOST:,} keep the browser busy: ask for fewer, such as layers=[0] "
-            "or heads=[0, 1]; labkit.viz.attention_figure shows one layer at any length"
+            f"a bertviz {view} view of {len(maps.tokens)} tokens, {len(maps.layers)} layers and {heads} heads "
+            f"holds {total:,} numbers, and more than {MOST:,} keep the browser busy: ask for fewer layers, such as "
+            "layers=[0], or tokens; labkit.viz.attention_figure shows one layer at any length"
         )
-    return chosen
 
 
 def element(javascript: str) -> str:

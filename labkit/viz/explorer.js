@@ -2,15 +2,15 @@
 // until they come, or where there is no Python, a coarse picture is shown, with a note.
 
 const MEASURES = { entropy: "entropy", future: "future mass", distance: "mean distance" };
+const NAMES = ["causal", "bidirectional"];
 const PATIENCE = 500; // milliseconds until a note explains a coarse picture
 
 function render({ model, el }) {
   const get = (name) => model.get(name);
-  const [tokens, names, layers, heads] = ["tokens", "names", "layers", "heads"].map(get);
+  const [tokens, layers, heads] = ["tokens", "layers", "heads"].map(get);
   const n = tokens.length;
-  const sets = names.length;
-  const count = layers.length * heads;
-  const views = { before: names[0], after: names[1], difference: "difference" };
+  const count = layers * heads;
+  const views = { before: NAMES[0], after: NAMES[1], difference: "difference" };
   const set = (values) => {
     for (const [name, value] of Object.entries(values)) model.set(name, value);
     model.save_changes();
@@ -20,11 +20,11 @@ function render({ model, el }) {
   let left = false;
   let waiting = 0;
   const key = () => `${get("layer")}.${get("head")}`;
-  const at = () => layers.indexOf(get("layer")) * heads + get("head");
+  const at = () => get("layer") * heads + get("head");
   const current = () => (held?.of === key() ? held : pictures?.[at()]);
 
   // --------------------------------------------------------------------------------------------------- the parts
-  const sliders = { layer: slider("layer", layers.length), head: slider("head", heads) };
+  const sliders = { layer: slider("layer", layers), head: slider("head", heads) };
   const group = `labkit-view-${Math.random()}`;
   const choice = element("div", "ex-switch", { role: "radiogroup", "aria-label": "attention mask" });
   const strip = element("div", "ex-strip", { role: "group", "aria-label": "tokens: choose the query to follow" });
@@ -66,9 +66,9 @@ function render({ model, el }) {
     const input = element("input", "", { type: "range", min: 0, max: length - 1, step: 1, "aria-label": what });
     const now = element("output", "ex-now");
     input.disabled = length === 1;
-    input.addEventListener("input", () => set({ [what]: what === "layer" ? layers[input.value] : Number(input.value) }));
-    const show = (index, number) => {
-      input.value = index;
+    input.addEventListener("input", () => set({ [what]: Number(input.value) }));
+    const show = (number) => {
+      input.value = number;
       input.setAttribute("aria-valuetext", `${what} ${number}`);
       now.textContent = number;
     };
@@ -84,7 +84,7 @@ function render({ model, el }) {
   function picture(i) {
     const canvas = element("canvas", "", { "aria-hidden": "true" });
     const option = element("div", "ex-picture", { role: "option", tabindex: "-1" }, canvas, element("span", "ex-where"), element("span", "ex-value"));
-    const choose = () => set({ layer: layers[Math.floor(i / heads)], head: i % heads });
+    const choose = () => set({ layer: Math.floor(i / heads), head: i % heads });
     option.addEventListener("click", choose);
     option.addEventListener("keydown", (event) => {
       if (event.key === "Enter" || event.key === " ") {
@@ -119,8 +119,8 @@ function render({ model, el }) {
   // Another layer or head, or its weights have come.
   async function arrive() {
     const [layer, head] = [get("layer"), get("head")];
-    sliders.layer.show(layers.indexOf(layer), layer);
-    sliders.head.show(head, head);
+    sliders.layer.show(layer);
+    sliders.head.show(head);
     showHead();
     const kept = get("held").find((entry) => entry.layer === layer && entry.head === head);
     if (!kept) return;
@@ -129,7 +129,7 @@ function render({ model, el }) {
   }
 
   async function receive({ layer, head, size }, bytes) {
-    const weights = await unpackedHead(bytes, size, n, sets);
+    const weights = await unpackedHead(bytes, size, n);
     const of = `${layer}.${head}`;
     if (left || of !== key() || (held?.of === of && held.exact)) return;
     held = { ...weights, of };
@@ -227,12 +227,12 @@ function render({ model, el }) {
     if (!head.exact) {
       const [i, j] = [q, k].map((position) => Math.floor(((position + 1) * head.size - 1) / n));
       const span = (cell) => [Math.floor((cell * n) / head.size), Math.floor(((cell + 1) * n) / head.size) - 1];
-      const weights = head.maps.map((map, set) => `${names[set]} about ${near(map[i * head.size + j])}`);
+      const weights = head.maps.map((map, set) => `${NAMES[set]} about ${near(map[i * head.size + j])}`);
       const name = ([a, b]) => (a === b ? `token ${a}` : `tokens ${a} to ${b}`);
       return [`${name(span(i))} on ${name(span(j))}, together:`, ...weights];
     }
     const weights = head.maps.map((map) => map[q * n + k]);
-    const lines = weights.map((weight, set) => `${names[set]} ${exactly(weight)}`);
+    const lines = weights.map((weight, set) => `${NAMES[set]} ${exactly(weight)}`);
     lines.push(`change ${signed(weights[1] - weights[0])}`);
     return [`"${tokens[q]}" (${q}) attends to "${tokens[k]}" (${k})${k > q ? ", its future" : ""}`, ...lines];
   }
@@ -249,7 +249,7 @@ function render({ model, el }) {
     if (sort !== "layer") places.sort((a, b) => direction * (value(a) - value(b)) || a - b);
     small.forEach(({ option, canvas }, i) => {
       painted(pictures[i], view, lifted, canvas);
-      const [layer, head] = [layers[Math.floor(i / heads)], i % heads];
+      const [layer, head] = [Math.floor(i / heads), i % heads];
       const number = sort === "layer" ? "" : (view === "difference" && value(i) > 0 ? "+" : "") + value(i).toFixed(2).replace("-", "−");
       option.children[1].textContent = `${layer}·${head}`;
       option.children[2].textContent = number;
@@ -267,7 +267,7 @@ function render({ model, el }) {
   }
 
   async function begin() {
-    pictures = await unpackedPictures(get("pictures"), n, sets, count);
+    pictures = await unpackedPictures(get("pictures"), count);
     if (left) return;
     showPictures();
     await arrive();

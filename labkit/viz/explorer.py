@@ -5,7 +5,7 @@
 
 A notebook keeps small pictures of all heads, and the head that is shown. The others' weights stay in the kernel, which
 sends those that the page asks for. Without a kernel (a saved page) those heads are shown as coarse pictures, and the
-explorer says so. `to_html` makes a page that holds as many heads as its size allows.
+explorer says so. `to_html` makes a page that holds all of them.
 """
 
 from __future__ import annotations
@@ -31,13 +31,13 @@ if TYPE_CHECKING:
     import plotly.graph_objects as go
 
 VIEWS = ("before", "after", "difference")
+NAMES = ("causal", "bidirectional")
 MEASURES = {"entropy": measures.entropy, "future": measures.future_mass, "distance": measures.mean_distance}
 HEAD_SIDE, PICTURE_SIDE = 128, 32  # cells on a side, at most, of the head that is shown and of the small pictures
 ALL_PICTURES = 100_000  # cells of all small pictures together, at most
-PAGE_LIMIT = 2_900_000  # characters of a page on its own
 
 
-def explore_attention(lm, text, *, layers=None) -> Explorer:
+def explore_attention(lm, text) -> Explorer:
     """The attention explorer on one text, causal against bidirectional: two captures, whatever state the model is in.
 
     The local layers of a model keep their window: W tokens back, and in the bidirectional maps W - 1 on either side, as
@@ -47,15 +47,14 @@ def explore_attention(lm, text, *, layers=None) -> Explorer:
     windows = [decoder.causal_window(i) for i in range(len(decoder.layers))]
     before = [sliding_window(window) if window else causal() for window in windows]
     after = [sliding_window(window, causal=False) if window else bidirectional() for window in windows]
-    maps = [attention_maps(lm, text, masks, layers=layers) for masks in (before, after)]
-    return Explorer(*maps)
+    return Explorer(*(attention_maps(lm, text, masks) for masks in (before, after)))
 
 
 class Explorer(anywidget.AnyWidget):
     """What `explore_attention` returns.
 
     Attributes:
-        layer, head: which map is shown; `layer` is the number of the layer in the model.
+        layer, head: which map is shown.
         view: "before", "after" or "difference" (after - before).
         query: the position whose attention is followed, or None.
         sort: the order of the small pictures: "layer", "entropy", "future" or "distance"; `rising`: lowest first.
@@ -76,8 +75,7 @@ class Explorer(anywidget.AnyWidget):
     lifted = traitlets.Bool(False).tag(sync=True)
 
     tokens = traitlets.List(traitlets.Unicode()).tag(sync=True)
-    names = traitlets.List(traitlets.Unicode(), ["causal", "bidirectional"]).tag(sync=True)
-    layers = traitlets.List(traitlets.Int()).tag(sync=True)
+    layers = traitlets.Int(1).tag(sync=True)
     heads = traitlets.Int(1).tag(sync=True)
     measures = traitlets.Dict().tag(sync=True)  # {sort: [[one number per map], one list per set]}
     # pictures: size, peaks [per set [per map]], bytes: packed uint8 (sets, maps, size, size)
@@ -95,11 +93,10 @@ class Explorer(anywidget.AnyWidget):
         peaks = peaks.reshape(len(weights), -1).astype(float).round(6).tolist()
         super().__init__(
             tokens=before.tokens,
-            layers=list(before.layers),
+            layers=weights.shape[1],
             heads=weights.shape[2],
             measures={name: measure(weights).reshape(len(weights), -1).tolist() for name, measure in MEASURES.items()},
             pictures={"size": maps.shape[-1], "peaks": peaks, "bytes": zlib.compress(shades.tobytes())},
-            layer=before.layers[0],
             lifted=len(before.tokens) > PICTURE_SIDE,
         )
         self._show_head()
@@ -113,27 +110,14 @@ class Explorer(anywidget.AnyWidget):
         n, size = len(self.tokens), maps.shape[-1]
         tokens = [visible(token) if size == n else str(i * n // size) for i, token in enumerate(self.tokens[:size])]
         title = f"Layer {self.layer}, head {self.head}"
-        return attention_figure(dict(zip(self.names, maps, strict=True)), tokens, title)
+        return attention_figure(dict(zip(NAMES, maps, strict=True)), tokens, title)
 
-    def to_html(self, path: str | Path | None = None, limit: int = PAGE_LIMIT) -> str:
-        """One page that needs no kernel and no network, of about `limit` characters at most. If a `path` is given, the
-        page is also written there.
-
-        The page contains small pictures of all heads, the exact weights of the head that is shown, and those of the
-        other heads, layer by layer, until the limit is reached; a note says of how many.
-        """
-        heads = [(layer, head) for layer in self.layers for head in range(self.heads)]
-        held: list[dict[str, Any]] = []
-        left = limit - len(page(self, "", held=[]))
-        for layer, head in sorted(heads, key=lambda place: place != (self.layer, self.head)):
-            held.append(self._head(layer, head, len(self.tokens)))
-            left -= len(held[-1]["bytes"]) * 4 // 3 + 160  # base64, and its place in the state
-            if left < 0 and len(held) > 1:
-                held.pop()
-                break
-        note = f"{len(self.tokens)} tokens. This page contains the weights of {len(held)} of {len(heads)} heads"
-        note += "." if len(held) == len(heads) else "; the others are shown as coarse pictures, to limit its size."
-        return page(self, f"Attention: {' and '.join(self.names)}", note, path, held=held)
+    def to_html(self, path: str | Path | None = None) -> str:
+        """One page that needs no kernel and no network, with the exact weights of all heads. If a `path` is given, the
+        page is also written there."""
+        heads = [(layer, head) for layer in range(self.layers) for head in range(self.heads)]
+        held = [self._head(*place, len(self.tokens)) for place in heads]
+        return page(self, f"Attention: {' and '.join(NAMES)}", path, held=held)
 
     def _show_head(self, _change=None) -> None:
         """Give the page the head that is shown: exact, or of a long text as fine as a notebook may keep."""
@@ -148,7 +132,7 @@ class Explorer(anywidget.AnyWidget):
 
     def _maps(self, layer: int, head: int, size: int) -> np.ndarray:
         """(sets, s, s), where s is the number of tokens, but at most `size`."""
-        return pooled(self.weights[:, self.layers.index(layer), head], size)
+        return pooled(self.weights[:, layer, head], size)
 
     def _head(self, layer: int, head: int, size: int) -> dict[str, Any]:
         """An entry of `held`, with at most `size` cells on a side."""
@@ -158,7 +142,7 @@ class Explorer(anywidget.AnyWidget):
 
     @traitlets.validate("layer", "head", "query")
     def _exists(self, proposal) -> Any:
-        choices = {"layer": self.layers, "head": range(self.heads), "query": [None, *range(len(self.tokens))]}
+        choices = {"layer": range(self.layers), "head": range(self.heads), "query": [None, *range(len(self.tokens))]}
         choices = choices[proposal.trait.name]
         if proposal.value not in choices:
             text = f"choose one of {', '.join(map(str, choices[:50]))}"

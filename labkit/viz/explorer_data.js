@@ -11,22 +11,22 @@ async function inflated(view) {
   return new Uint8Array(await new Response(stream).arrayBuffer());
 }
 
-// A head: {size, exact, maps: one Float32Array (size x size) for each set}.
-async function unpackedHead(bytes, size, n, sets) {
+// A head: {size, exact, maps: [before, after], each a Float32Array (size x size)}.
+async function unpackedHead(bytes, size, n) {
   const numbers = new Float32Array((await inflated(bytes)).buffer);
-  const maps = Array.from({ length: sets }, (_, i) => numbers.subarray(i * size * size, (i + 1) * size * size));
+  const maps = [0, 1].map((set) => numbers.subarray(set * size * size, (set + 1) * size * size));
   return { size, exact: size === n, maps };
 }
 
 // All small pictures, in the same form, by the number of the map (layer by layer).
-async function unpackedPictures(pictures, n, sets, count) {
+async function unpackedPictures(pictures, count) {
   const { size, peaks } = pictures;
   const shades = await inflated(pictures.bytes);
   const area = size * size;
   return Array.from({ length: count }, (_, at) => ({
     size,
     exact: false,
-    maps: Array.from({ length: sets }, (_, set) => {
+    maps: [0, 1].map((set) => {
       const start = (set * count + at) * area;
       return Float32Array.from(shades.subarray(start, start + area), (shade) => (shade / 255) * peaks[set][at]);
     }),

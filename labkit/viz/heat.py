@@ -32,8 +32,6 @@ def mask_figure(masks, tokens: Sequence[str] | None = None, title: str | None = 
         MaskError: anything that is not a grid of True and False, or tokens that do not fit it.
     """
     grids = masks if isinstance(masks, Mapping) else {"": masks}
-    if not grids:
-        raise MaskError("mask_figure takes a mask, or a dictionary {heading: mask} with at least one")
     colours = steps(style.MASKED, style.OPEN, WRONG)
     panels = []
     for heading, cells in grids.items():

@@ -21,13 +21,13 @@ from ipywidgets.widgets.widget import _remove_buffers
 from labkit.files import write_whole
 
 
-def page(widget: AnyWidget, title: str, note: str = "", path: str | Path | None = None, **values: Any) -> str:
-    """The page of `widget`, with the paragraph `note` above it; if a `path` is given, the page is also written there.
+def page(widget: AnyWidget, title: str, path: str | Path | None = None, **values: Any) -> str:
+    """The page of `widget`; if a `path` is given, the page is also written there.
 
     `values` replace values of the widget's state.
     """
     parts = {"widget": embedded(widget, **values), "script": joined("page.js")}
-    text = joined("page.html").format(title=escape(title), note=escape(note), **parts)
+    text = joined("page.html").format(title=escape(title), **parts)
     if path is not None:
         write_whole(path, text)
     return text

@@ -179,8 +179,6 @@ def slider(figures: Mapping[str, go.Figure], name: str, start: int = 0, menu: bo
     `menu` draws a menu instead of the slider, for labels that have no order. The result holds the traces of all
     figures, and each step shows those of one of them, with its layout. All need the same number of panels.
     """
-    if not 0 <= start < len(figures):
-        raise MaskError(f"there is no figure {start}: slider takes {{label: figure}} and the number of one of them")
     owner = [number for number, figure in enumerate(figures.values()) for _ in figure.data]
     layouts = [{"shapes": [], "annotations": []} | figure.to_dict()["layout"] for figure in figures.values()]
     panels = [sum(key.startswith("xaxis") for key in layout) for layout in layouts]

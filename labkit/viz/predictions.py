@@ -9,7 +9,6 @@ import plotly.graph_objects as go
 from plotly.subplots import make_subplots
 
 from labkit.attention.plain import visible
-from labkit.errors import MaskError
 from labkit.viz import style
 from labkit.viz.panels import LETTER, Panel, drawn, slider, steps
 from labkit.viz.style import bool_grid, escape, percent, titled
@@ -20,7 +19,7 @@ TOP = 5  # predictions of a model that are shown
 PALE = "#B8C0C8"  # predictions that are not the hidden token
 
 
-def objectives_figure(tokens: Sequence[str], examples: Sequence[Mapping], title: str | None = None) -> go.Figure:
+def objectives_figure(tokens: Sequence[str], examples: Sequence[Mapping]) -> go.Figure:
     """What each training objective makes of one sentence: what is read, and what must be predicted where.
 
     Hidden tokens are black. An arrow leads from a prediction to the token that is meant; a position without one does
@@ -32,7 +31,6 @@ def objectives_figure(tokens: Sequence[str], examples: Sequence[Mapping], title:
     panels, arrows, n = [], [], len(tokens)
     for number, example in enumerate(examples):
         inputs, targets = list(map(str, example["inputs"])), list(example["targets"])
-        _require_same_length(tokens, inputs, targets)
         counted = [i for i, target in enumerate(targets) if target is not None]
         later = bool(counted) and all(i + 1 < n and targets[i] == tokens[i + 1] for i in counted)
         arrows += [("" if number == 0 else str(number + 1), i, i + later) for i in counted]
@@ -42,7 +40,7 @@ def objectives_figure(tokens: Sequence[str], examples: Sequence[Mapping], title:
         texts = [inputs, [""] * n, [target or "" for target in targets]]
         heading = f"{example['name']}: {len(counted)} of {n} positions must predict"
         panels.append(_boxes(heading, codes, texts, ["reads", "", "must predict"]))
-    figure = _drawn(panels, title, "", high=24)
+    figure = _drawn(panels, None, "", high=24)
     for axis, i, meant in arrows:
         place = {"x": meant, "y": 0, "ax": i, "ay": 2, "xref": f"x{axis}", "axref": f"x{axis}", "yref": f"y{axis}"}
         look = {"arrowhead": 2, "arrowcolor": style.OPEN, "standoff": 12, "startstandoff": 12, "showarrow": True}
@@ -62,7 +60,6 @@ def walk_figure(tokens: Sequence[str], mask, predicts: Sequence, truth: Sequence
         start: the position that is shown first.
     """
     cells, n = bool_grid(mask, "the mask"), len(tokens)
-    _require_same_length(tokens, cells, predicts, truth)
     figures = {}
     for here in range(n):
         codes, texts = np.full((3, n), PLAIN, dtype=float), [list(tokens), [""] * n, [""] * n]
@@ -90,8 +87,6 @@ def fill_ins_figure(tokens: Sequence[str], position: int, answers: Mapping[str, 
 
     `answers`: `{model: [(token, probability), ...]}`; an empty list: the model cannot predict this token.
     """
-    if not 0 <= position < len(tokens):
-        raise MaskError(f"there is no position {position} in a sentence of {len(tokens)} tokens")
     answers = {model: [(token, float(share)) for token, share in best] for model, best in answers.items()}
     figure = make_subplots(1, len(answers), subplot_titles=list(map(escape, answers)), horizontal_spacing=0.06)
     for column, best in enumerate(answers.values(), 1):
@@ -157,8 +152,3 @@ def _drawn(panels: Sequence[Panel], title: str | None, words: str, high: int) ->
     """Boxes in which their texts fit; an escaped character counts as several letters."""
     longest = max(len(line) for panel in panels for text in panel.texts.flat for line in text.split("<br>"))
     return drawn(panels, title, words, wide=max(44, (longest + 1) * LETTER + 6), high=high)
-
-
-def _require_same_length(tokens: Sequence, *others: Sequence) -> None:
-    if isinstance(tokens, str) or any(len(other) != len(tokens) for other in others):
-        raise MaskError(f"there are {len(tokens)} tokens: inputs, targets, masks and predictions need one for each")

@@ -1,19 +1,24 @@
 """Text with marks, as HTML: answers, entities, the words that decide, generations with the uncertainty of each token.
 
-No script and no style sheet. The letters have the page's own colour, and the marks are readable on light and dark
-pages. Every mark has a sign or a line besides its colour.
+Only the probe has a script and a style sheet. The letters have the page's own colour, and the marks are readable on
+light and dark pages. Every mark has a sign or a line besides its colour.
 """
 
 from __future__ import annotations
 
+import json
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from html import escape
 from itertools import pairwise
+from typing import Any
+
+import ipywidgets
 
 from labkit.attention.plain import clean, visible
-from labkit.errors import MaskError
-from labkit.viz.style import OPEN, OTHERS, WRONG, percent
+from labkit.errors import LabkitError, MaskError
+from labkit.viz.page import joined
+from labkit.viz.style import OPEN, OTHERS, WRONG, bool_grid, percent
 
 STROKES, LINES = ("solid", "dashed", "dotted", "double"), (OPEN, *OTHERS[:5])
 LANE = 6  # pixels from one underline to the one below it
@@ -45,17 +50,16 @@ class TextFigure(str):
         printer.text(self.alt)
 
 
-def answer_figure(text: str, spans: Sequence, gold: Sequence = ()) -> TextFigure:
+def answer_figure(text: str, spans: Sequence) -> TextFigure:
     """Answers in a text, `[(start, end, probability)]` in characters (end exclusive), the 8 likeliest underlined.
 
     Spans that overlap are underlined at different depths; each has its rank and probability, and a list below repeats
-    them with the answers. `gold`, a list of `(start, end)`, is overlined.
+    them with the answers.
 
     Raises:
         MaskError: an empty span, or one outside the text.
     """
     ranked = sorted(((*_span(span, text), span[2]) for span in spans), key=lambda span: -span[2])[:MOST_SHOWN]
-    gold = [_span(span, text) for span in gold]
     marks, ends, lanes, items = [], {}, [], []
     for i, (start, end, share) in enumerate(ranked):
         # the first depth at which nothing overlaps it
@@ -64,14 +68,10 @@ def answer_figure(text: str, spans: Sequence, gold: Sequence = ()) -> TextFigure
         line = f"border-bottom:3px {STROKES[i % 4]} {LINES[i % 6]}"
         marks.append((start, end, f"{line};padding-bottom:{2 + LANE * lanes[-1]}px"))
         ends.setdefault(end, []).append(_chip(f"{i + 1}: {percent(share)}", LINES[i % 6]))
-        note = " (gold)" if (start, end) in gold else ""
-        items.append(f'<li><span style="{line}">{escape(text[start:end])}</span> {percent(share)}{note}</li>')
-    marks += [(*span, "border-top:2px solid currentColor;padding-top:2px") for span in gold]
+        items.append(f'<li><span style="{line}">{escape(text[start:end])}</span> {percent(share)}</li>')
     high = 1.5 + LANE * (max(lanes, default=0) + 1) / 15
     body = f'<p style="margin:0;line-height:{high:.2f};white-space:pre-wrap">{_marked(text, marks, ends)}</p>'
     body += f'<ol style="margin:10px 0 0">{"".join(items)}</ol>'
-    if gold:
-        body += '<p style="margin:8px 0 0"><span style="border-top:2px solid currentColor">overlined</span>: gold</p>'
     alt = "; ".join(f'"{text[a:b]}" {percent(share)}' for a, b, share in ranked) or "none"
     return _figure(body, f"Answers: {alt}.")
 
@@ -135,12 +135,12 @@ def generation_figure(rows: Sequence[Mapping]) -> TextFigure:
     return _figure(body, " ".join(alts))
 
 
-def words_figure(words: Sequence[tuple[str, float]], heading: str = "", most: float | None = None) -> TextFigure:
+def words_figure(words: Sequence[tuple[str, float]], heading: str = "") -> TextFigure:
     """Words with a number each: the ground is blue for a positive and red for a negative one.
 
-    The colour is full at the number `most`; None: the largest. Hovering gives the number.
+    The colour is full at the largest number. Hovering gives the number.
     """
-    most = most or max(abs(value) for _, value in words) or 1.0
+    most = max(abs(value) for _, value in words) or 1.0
     spans = " ".join(_ground(word, value / most, f"{value:+.2f}") for word, value in words)
     alt = ", ".join(f"{word} {value:+.2f}" for word, value in sorted(words, key=lambda word: -abs(word[1]))[:3])
     first = f"<b>{escape(heading)}</b><br>" if heading else ""
@@ -151,6 +151,68 @@ def stacked(figures: Mapping[str, TextFigure]) -> TextFigure:
     """Several text figures below each other, `{heading: figure}`."""
     parts = [f'<div style="margin:0 0 18px"><b>{escape(name)}</b>{figure}</div>' for name, figure in figures.items()]
     return TextFigure("".join(parts), " ".join(f"{name}: {figure.alt}" for name, figure in figures.items()))
+
+
+def probe_figure(words: Sequence[str], measured: Mapping[str, Mapping[str, Any]]) -> TextFigure:
+    """Buttons for the models and batches of `measured`, and for the word that is replaced; the changed states are blue.
+
+    It begins with the first model and batch and the last word. It needs no kernel; where no script runs, it shows this
+    first state.
+
+    Args:
+        words: the words of the text, (n,).
+        measured: {model: {batch: (n, n) bool}}, where [i, j] tells whether replacing word j changes state i.
+    """
+    grids = {
+        model: {batch: bool_grid(cells, f"{model}, {batch}").tolist() for batch, cells in batches.items()}
+        for model, batches in measured.items()
+    }
+    batches = next(iter(grids.values()))
+    changed = [row[-1] for row in next(iter(batches.values()))]
+    states = "".join(
+        f'<span class="labkit-state{" labkit-changed" * now}">{escape(word)}</span>'
+        for word, now in zip(words, changed, strict=True)
+    )
+    names = [word for word, now in zip(words, changed, strict=True) if now]
+    line = f"{words[-1]} is replaced: {len(names)} of {len(words)} states change ({', '.join(names)})."
+    body = (
+        _buttons("Model", list(grids), 0)
+        + _buttons("Batch", list(batches), 0)
+        + _buttons("Replace the word", words, len(words) - 1)
+        + f'<fieldset><legend>Changed states</legend>{states}</fieldset><div role="status">{escape(line)}</div>'
+    )
+    data = escape(json.dumps({"words": list(words), "measured": grids}))
+    card = f'<div class="labkit-probe" data-lm-suppress-shortcuts="true" data-probe="{data}">{body}</div>'
+    return TextFigure(f"{card}\n{joined('probe.html')}", clean(line))
+
+
+class Ask(ipywidgets.VBox):
+    """Fields to type in, with their first texts, and a button; `answer(**texts)` gives the HTML that is shown below.
+
+    Where widgets cannot run, the first answer is shown.
+    """
+
+    def __init__(self, answer: Callable[..., str], **fields: str):
+        self.answer, self.button = answer, ipywidgets.Button(description="Answer")
+        wide = {"width": "620px"}
+        self.fields = {name: ipywidgets.Text(text, description=name, layout=wide) for name, text in fields.items()}
+        first = answer(**fields)
+        self.shown, self.alt = ipywidgets.HTML(first), getattr(first, "alt", "Fields to type in, and an answer.")
+        super().__init__([*self.fields.values(), self.button, self.shown])
+        self.button.on_click(self._update)
+
+    def _update(self, _: ipywidgets.Button) -> None:
+        texts = {name: field.value.strip() for name, field in self.fields.items()}
+        try:
+            self.shown.value = self.answer(**texts) if all(texts.values()) else "Fill in all fields."
+        except LabkitError as error:
+            self.shown.value = f"<p>{escape(str(error))}</p>"
+
+    def _repr_mimebundle_(self, **options):
+        return super()._repr_mimebundle_(**options) | {"text/html": self.shown.value, "text/plain": self.alt}
+
+
+ask = Ask
 
 
 def _figure(body: str, alt: str) -> TextFigure:
@@ -180,6 +242,14 @@ def _ground(word: str, weight: float, tip: str = "") -> str:
     red, green, blue = (0, 114, 178) if weight >= 0 else (204, 51, 17)
     style = f"background:rgba({red},{green},{blue},{min(abs(weight), 1) * 0.6:.2f});border-radius:3px;padding:1px 3px"
     return f'<span title="{escape(tip)}" style="{style}">{escape(word)}</span>'
+
+
+def _buttons(legend: str, names: Sequence[str], pressed: int) -> str:
+    buttons = "".join(
+        f'<button type="button" aria-pressed="{str(number == pressed).lower()}">{escape(name)}</button>'
+        for number, name in enumerate(names)
+    )
+    return f"<fieldset><legend>{escape(legend)}</legend>{buttons}</fieldset>"
 
 
 def _compared(gold: list[tuple], predicted: list[tuple]) -> list[tuple[str, tuple | None, tuple | None]]:

@@ -50,7 +50,7 @@ def weights_of(lm, mask) -> np.ndarray:
 
 
 def test_head_views_beside_each_other_draw_every_weight_of_the_same_layer(page, tmp_path, lm):
-    document(page, tmp_path, viz.bertviz_compare(lm, TEXT).html(), name="compare")
+    document(page, tmp_path, viz.bertviz_compare(lm, TEXT), name="compare")
     left, right = page.get_by_role("combobox", name="layer").all()
     assert left.bounding_box()["y"] == right.bounding_box()["y"]
     for layer in (3, 4):
@@ -66,7 +66,7 @@ def test_head_views_beside_each_other_draw_every_weight_of_the_same_layer(page, 
 
 def test_model_view_draws_a_thumbnail_for_every_layer_and_head_and_opens_one(page, tmp_path, lm):
     view = viz.bertviz_model_view(lm, TEXT, masks.bidirectional(), layers=[1, 4])
-    document(page, tmp_path, view.html(), name="model")
+    document(page, tmp_path, view, name="model")
     weights = weights_of(lm, masks.bidirectional())[[1, 4]]
     assert np.abs(opacities(page, "svg line").reshape(weights.shape) - weights).max() < 1e-3
     assert {"1", "4"} <= set(page.locator("svg text").all_text_contents())
@@ -77,7 +77,7 @@ def test_model_view_draws_a_thumbnail_for_every_layer_and_head_and_opens_one(pag
 @pytest.mark.parametrize(("mask", "products"), [(masks.causal(), 5), (masks.bidirectional(), 11)], ids=repr)
 def test_neuron_view_shows_the_products_with_the_future_where_the_mask_opens_it(page, tmp_path, lm, mask, products):
     views = [viz.bertviz_neuron_view(lm, TEXT, m, layers=[2, 3]) for m in (masks.causal(), mask)]
-    document(page, tmp_path, *(view.html() for view in views))  # the second one: its neighbour must stay as it is
+    document(page, tmp_path, *views)  # the second one: its neighbour must stay as it is
     first, second = page.locator("[data-labkit-view]").all()
     assert second.get_by_role("combobox", name="layer").locator("option").all_inner_texts() == ["2", "3"]
     token = second.locator("#collapsed #leftText > g").nth(4)
@@ -99,14 +99,14 @@ def test_neuron_view_shows_the_products_with_the_future_where_the_mask_opens_it(
 def test_a_page_with_other_scripts_and_the_same_output_twice_draws_both(page, tmp_path, lm):
     """As in an exported notebook, where require.js is in the page: d3 and jQuery would register with it instead."""
     loader = "<script>window.define = () => { throw new Error('define'); }; window.define.amd = {};</script>"
-    output = viz.bertviz_head_view(lm, TEXT).html()
+    output = viz.bertviz_head_view(lm, TEXT)
     document(page, tmp_path, loader, output, output)
     assert page.locator("[data-labkit-drawn] svg").count() == 2
     assert page.evaluate("[typeof window.d3, typeof window.$, typeof window.jQuery]") == ["undefined"] * 3
 
 
 def test_a_view_that_fails_to_draw_says_so(page, tmp_path, lm):
-    html = viz.bertviz_head_view(lm, TEXT).html().replace("requirejs([", "throw 'on purpose'; requirejs([")
+    html = viz.bertviz_head_view(lm, TEXT).replace("requirejs([", "throw 'on purpose'; requirejs([")
     document(page, tmp_path, html)
     assert "bertviz could not draw this view: on purpose" in page.locator("[data-labkit-why]").inner_text()
     page.failures.clear()  # it is in the console too

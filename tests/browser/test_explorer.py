@@ -6,7 +6,8 @@ What the page sets reaches a real Explorer, and what that sets and sends comes b
 import numpy as np
 import pytest
 
-from labkit.viz.explorer import Explorer
+from labkit.viz.explorer import NAMES, Explorer
+from labkit.viz.page import page as page_of
 from tests.browser.stand_in import plain, press, show_widget
 from tests.test_viz_explorer import random_maps
 
@@ -174,10 +175,14 @@ def test_a_large_model_opens_at_once_and_is_coarse_until_python_has_sent_the_wei
 
 def test_a_page_without_python_is_exact_where_it_can_be_and_says_where_it_is_coarse(page, tmp_path):
     widget = explorer(2, 8, 64)
-    whole = len(widget.to_html())
-    file = tmp_path / "explorer.html"
-    widget.to_html(file, limit=whole - 30_000)
-    page.goto(file.as_uri())
+    saved, whole = tmp_path / "saved.html", tmp_path / "whole.html"
+    page_of(widget, "As a saved notebook, which holds one head", saved)
+    widget.to_html(whole)
+    page.goto(whole.as_uri())
+    page.wait_for_selector("[data-ready]")
+    page.get_by_role("option", name="layer 1 head 7").click()
+    assert tip_shows(page, widget, 0, 1, 7, 40, 3)
+    page.goto(saved.as_uri())
     page.wait_for_selector("[data-ready]")
     assert tip_shows(page, widget, 0, 0, 0, 40, 3)
     assert page.locator(".ex-note").is_hidden()
@@ -262,7 +267,7 @@ def hover(page, n, q, k):
 def tip_shows(page, widget, of, layer, head, q, k):
     """Whether the tooltip of a cell holds the exact weight of the set `of`: 0 before, 1 after."""
     line = hover(page, len(widget.tokens), q, k)[1 + of]
-    return number_in(line, f"{widget.names[of]} ") == pytest.approx(widget.weights[of, layer, head, q, k], rel=1e-3)
+    return number_in(line, f"{NAMES[of]} ") == pytest.approx(widget.weights[of, layer, head, q, k], rel=1e-3)
 
 
 def pixel(page, n, q, k):
