@@ -96,7 +96,7 @@ def test_a_mask_put_in_force_holds_within_each_text(tiny, rule, outside):
 def subject_of(model, verdict):
     """The model as the checks of the audit take it."""
     decoder = find_decoder(model)
-    return Subject(model, decoder, Runner(model, decoder), [], verdict, 512, 0, [])
+    return Subject(model, decoder, Runner(model, decoder), [], verdict, [])
 
 
 @pytest.mark.parametrize("mode", ["causal", "bidirectional"])

@@ -80,10 +80,8 @@ class Batch:
 
     def render(self, may_attend: Tensor) -> Any:
         """Cells, bool (batch or 1, 1, q_len, kv_len), as the mask that the backend takes."""
-        may_attend = may_attend.expand_as(self.spread())
-        return (
-            block_mask_of(may_attend[:, 0]) if self.backend == "flex_attention" else additive_of(may_attend, self.dtype)
-        )
+        cells = may_attend.expand_as(self.spread())
+        return block_mask_of(cells[:, 0]) if self.backend == "flex_attention" else additive_of(cells, self.dtype)
 
 
 def replace_mask(make_mask: Callable[[nn.Module, Batch], Any]) -> Install:
