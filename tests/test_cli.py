@@ -112,11 +112,16 @@ def test_the_exit_code_of_the_doctor_follows_failures(labkit_command, own_cache,
     assert code == ("fail" in {finding["status"] for finding in json.loads(out)}) == (profile != "ci")
 
 
-def test_the_cache_is_listed_and_cleared(labkit_command, small_card, own_cache):
+def test_the_cache_is_listed_repaired_and_cleared(labkit_command, small_card, own_cache, tmp_path):
     assert json.loads(labkit_command("cache", "list", "--json")[1])["entries"] == []
     labkit.load("small", device="cpu")
+    (own_cache / "models" / "small" / "config.json").write_text("{}")
+    assert "config.json is not the file" in labkit_command("cache", "list")[1]
+    code, _, err = labkit_command("convert", "small", "--output-dir", str(tmp_path / "out"))
+    (warning,) = [line for line in err.splitlines() if "warning" in line]
+    assert code == 0 and warning.startswith("labkit: warning: the cached copy of small is built again: config.json")
     (entry,) = json.loads(labkit_command("cache", "list", "--json")[1])["entries"]
-    assert entry["name"] == "small" and "small" in labkit_command("cache", "list")[1]
+    assert (entry["name"], entry["problem"]) == ("small", None)
     (gone,) = json.loads(labkit_command("cache", "clear", "small", "--json")[1])["deleted"]
     assert gone == entry
     assert json.loads(labkit_command("cache", "list", "--json")[1])["entries"] == []

@@ -5,6 +5,7 @@ from __future__ import annotations
 import multiprocessing
 import os
 import time
+import warnings
 from dataclasses import replace
 
 import pytest
@@ -61,15 +62,32 @@ def test_the_model_is_that_of_the_package_and_is_converted_once(small_card, smal
     assert out == "" and "Its licence: Apache-2.0" in err and not list(own_cache.rglob("*.gguf"))
 
 
+def flip_a_bit(file):
+    content = bytearray(file.read_bytes())
+    content[len(content) // 2] ^= 1
+    file.write_bytes(content)
+
+
 @pytest.mark.parametrize(
-    ("damage", "file"), [(os.unlink, "tokenizer.json"), (lambda file: file.write_bytes(b""), "manifest.json")]
+    ("damage", "file"),
+    [
+        (lambda file: os.truncate(file, file.stat().st_size // 2), "model.safetensors"),
+        (flip_a_bit, "config.json"),
+        (os.unlink, "tokenizer.json"),
+        (lambda file: file.write_bytes(b""), "manifest.json"),
+    ],
 )
-def test_an_incomplete_model_is_built_again(entry, conversions, damage, file):
+def test_a_damaged_file_is_named_and_the_model_built_again(entry, conversions, damage, file):
     good = logits(load())
     damage(entry / file)
-    assert torch.equal(logits(load()), good) and (entry / file).stat().st_size
-    load()
-    assert len(conversions) == 2
+    (listed,) = cache.entries()
+    assert file in listed["problem"]
+    with pytest.warns(UserWarning, match=f"small is built again: .*{file}"):
+        assert torch.equal(logits(load()), good)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        load()
+    assert len(conversions) == 2 and [listed["problem"] for listed in cache.entries()] == [None]
 
 
 @pytest.mark.parametrize(
@@ -93,11 +111,10 @@ def test_a_conversion_that_fails_leaves_nothing_and_the_next_one_works(
     load()
 
 
-def test_another_release_is_converted_again_and_refusals(small_card, entry, conversions, tmp_path, monkeypatch):
-    with monkeypatch.context() as patch:
+def test_another_release_is_converted_again_and_refusals(small_card, entry, tmp_path, monkeypatch):
+    with monkeypatch.context() as patch, pytest.warns(UserWarning, match="another release"):
         registered(patch, small_card, distribution="small-gguf-2")
         load()
-    assert len(conversions) == 2
     cache.clear()
     with monkeypatch.context() as patch, pytest.raises(ModelError, match="are damaged.*pip install small-gguf"):
         registered(patch, small_card, sha256="0" * 64)

@@ -53,14 +53,16 @@ def models(as_json: Json = False) -> None:
 def cache_list(as_json: Json = False) -> None:
     """List the converted models in the cache.
 
+    The files of each model are checked against their sha256.
+
     Example: labkit cache list
     """
     from labkit.models.cache import cache_dir, entries
 
     models = entries()
-    cells = [(entry["name"], f"{entry['bytes'] / 1e6:,.0f} MB") for entry in models]
+    cells = [(entry["name"], f"{entry['bytes'] / 1e6:,.0f} MB", entry["problem"] or "ready") for entry in models]
     folder = {"folder": cache_dir(), "entries": models}
-    report(as_json, folder, table((f"in {cache_dir()}", "size"), cells))
+    report(as_json, folder, table((f"in {cache_dir()}", "size", ""), cells))
 
 
 @cache_app.command("clear")
