@@ -18,6 +18,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 from torch.nn import functional as F
+from transformers import DynamicCache
 
 from labkit import masks
 from labkit.errors import ConversionError, MaskError, ModelError
@@ -94,12 +95,12 @@ class Attention(nn.Module):
         return tuple(t.view(per_head).transpose(1, 2) for t in (query, key, value))
 
     def forward(
-        self, x: Float[Tensor, "batch seq width"], may_attend, attend, cache: Cache | None, layer: int
+        self, x: Float[Tensor, "batch seq width"], may_attend, attend, cache: DynamicCache | None, layer: int
     ) -> Tensor:
         batch, seq, width = x.shape
         query, key, value = self.project(x)  # 3 x (batch, heads, seq, width / heads)
         if cache is not None:
-            key, value = cache.extend(layer, key, value)  # (batch, heads, past + seq, width / heads)
+            key, value = cache.update(key, value, layer)  # (batch, heads, past + seq, width / heads)
         mixed = attend(query, key, value, may_attend, self.attention_dropout if self.training else 0.0)
         mixed = mixed.transpose(1, 2).reshape(batch, seq, width)  # heads side by side again
         return self.dropout(self.c_proj(mixed))
@@ -140,25 +141,6 @@ class Block(nn.Module):
 # -- the model ---------------------------------------------------------------------------------------------------------
 
 
-class Cache:
-    """Keys and values of earlier positions, per layer (batch, heads, past, width / heads)."""
-
-    def __init__(self):
-        self.keys: dict[int, Tensor] = {}
-        self.values: dict[int, Tensor] = {}
-
-    @property
-    def length(self) -> int:
-        return self.keys[0].size(2) if self.keys else 0
-
-    def extend(self, layer: int, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
-        if layer in self.keys:
-            key = torch.cat([self.keys[layer], key], dim=2)
-            value = torch.cat([self.values[layer], value], dim=2)
-        self.keys[layer], self.values[layer] = key, value
-        return key, value
-
-
 class GPT(nn.Module):
     """The language model."""
 
@@ -173,7 +155,7 @@ class GPT(nn.Module):
         self._initialise()
 
     def forward(
-        self, ids: Int[Tensor, "batch seq"], mask: Mask = CAUSAL, cache: Cache | None = None
+        self, ids: Int[Tensor, "batch seq"], mask: Mask = CAUSAL, cache: DynamicCache | None = None
     ) -> Float[Tensor, "batch seq vocab"]:
         """Logits at every position. With a `cache`, which is filled in place, the `ids` continue the earlier ones.
 
@@ -182,9 +164,9 @@ class GPT(nn.Module):
         """
         return self.hidden(ids, mask, cache) @ self.wte.weight.T
 
-    def hidden(self, ids: Int[Tensor, "batch seq"], mask: Mask = CAUSAL, cache: Cache | None = None) -> Tensor:
+    def hidden(self, ids: Int[Tensor, "batch seq"], mask: Mask = CAUSAL, cache: DynamicCache | None = None) -> Tensor:
         """The last hidden states (batch, seq, width), from which the head computes the logits."""
-        past = cache.length if cache is not None else 0
+        past = cache.get_seq_length() if cache is not None else 0
         may_attend = self._may_attend(mask, ids, past)
         x = self._embed(ids, past)
         for layer, block in enumerate(self.h):
@@ -222,7 +204,7 @@ class GPT(nn.Module):
         """
         if use_cache:
             _require_settled_past(mask, ids.size(1), ids.size(1) + max_new_tokens - 1)
-        cache, new = (Cache() if use_cache else None), ids
+        cache, new = (DynamicCache() if use_cache else None), ids
         for _ in range(max_new_tokens):
             token = self(new, mask, cache)[:, -1].argmax(-1, keepdim=True)  # (batch, 1)
             ids = torch.cat([ids, token], dim=1)

@@ -3,13 +3,13 @@
 import pytest
 import torch
 from torch import nn
-from transformers import GPT2Config, GPT2LMHeadModel, GPT2Model
+from transformers import DynamicCache, GPT2Config, GPT2LMHeadModel, GPT2Model
 
 import labkit
 from labkit import masks
 from labkit.auditing.measure import audit
 from labkit.errors import ConversionError, MaskError, ModelError
-from labkit.gpt import GPT, Cache, GPTConfig
+from labkit.gpt import GPT, GPTConfig
 from tests.perturbation import rule_of
 
 VOCAB, CONTEXT, N, P = 61, 32, 12, 5  # vocabulary, positions; length of a text, and of a prompt
@@ -177,10 +177,10 @@ def test_dropout_is_for_training_only_and_is_kept(drop):
 @torch.no_grad()
 @pytest.mark.parametrize("mask", SETTLED, ids=repr)
 def test_logits_read_piece_by_piece_with_a_cache_are_those_of_one_pass(g, mask):
-    cache = Cache()
+    cache = DynamicCache()
     pieces = [g(IDS[:, a:b], mask, cache) for a, b in ((0, P), (P, P + 1), (P + 1, N - 1), (N - 1, N))]
     assert_same(torch.cat(pieces, 1), g(IDS, mask))
-    assert cache.length == N
+    assert cache.get_seq_length() == N
 
 
 @pytest.mark.parametrize("mask", SETTLED, ids=repr)
