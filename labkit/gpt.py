@@ -18,6 +18,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 from torch.nn import functional as F
+from transformers import DynamicCache
 
 from labkit import masks
 from labkit.errors import ConversionError, MaskError, ModelError
@@ -94,12 +95,12 @@ class Attention(nn.Module):
         return tuple(t.view(per_head).transpose(1, 2) for t in (query, key, value))
 
     def forward(
-        self, x: Float[Tensor, "batch seq width"], may_attend, attend, cache: Cache | None, layer: int
+        self, x: Float[Tensor, "batch seq width"], may_attend, attend, cache: DynamicCache | None, layer: int
     ) -> Tensor:
         batch, seq, width = x.shape
         query, key, value = self.project(x)  # 3 x (batch, heads, seq, width / heads)
         if cache is not None:
-            key, value = cache.extend(layer, key, value)  # (batch, heads, past + seq, width / heads)
+            key, value = cache.update(key, value, layer)  # (batch, heads, past + seq, width / heads)
         mixed = attend(query, key, value, may_attend, self.attention_dropout if self.training else 0.0)
         mixed = mixed.transpose(1, 2).reshape(batch, seq, width)  # heads side by side again
         return self.dropout(self.c_proj(mixed))
@@ -140,31 +141,12 @@ class Block(nn.Module):
 # -- the model ---------------------------------------------------------------------------------------------------------
 
 
-class Cache:
-    """Keys and values of earlier positions, per layer (batch, heads, past, width / heads)."""
-
-    def __init__(self):
-        self.keys: dict[int, Tensor] = {}
-        self.values: dict[int, Tensor] = {}
-
-    @property
-    def length(self) -> int:
-        return self.keys[0].size(2) if self.keys else 0
-
-    def extend(self, layer: int, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
-        if layer in self.keys:
-            key = torch.cat([self.keys[layer], key], dim=2)
-            value = torch.cat([self.values[layer], value], dim=2)
-        self.keys[layer], self.values[layer] = key, value
-        return key, value
-
-
 class GPT(nn.Module):
-    """The language model. `naive=True` computes attention step by step instead of in torch's fused kernel."""
+    """The language model."""
 
-    def __init__(self, config: GPTConfig, naive: bool = False):
+    def __init__(self, config: GPTConfig):
         super().__init__()
-        self.config, self.naive = config, naive
+        self.config = config
         self.wte = nn.Embedding(config.vocab_size, config.width)  # the tokens; transposed, also the output head
         self.wpe = nn.Embedding(config.context, config.width)  # the positions
         self.drop = nn.Dropout(config.dropout if config.embedding_dropout is None else config.embedding_dropout)
@@ -173,7 +155,7 @@ class GPT(nn.Module):
         self._initialise()
 
     def forward(
-        self, ids: Int[Tensor, "batch seq"], mask: Mask = CAUSAL, cache: Cache | None = None
+        self, ids: Int[Tensor, "batch seq"], mask: Mask = CAUSAL, cache: DynamicCache | None = None
     ) -> Float[Tensor, "batch seq vocab"]:
         """Logits at every position. With a `cache`, which is filled in place, the `ids` continue the earlier ones.
 
@@ -182,14 +164,13 @@ class GPT(nn.Module):
         """
         return self.hidden(ids, mask, cache) @ self.wte.weight.T
 
-    def hidden(self, ids: Int[Tensor, "batch seq"], mask: Mask = CAUSAL, cache: Cache | None = None) -> Tensor:
+    def hidden(self, ids: Int[Tensor, "batch seq"], mask: Mask = CAUSAL, cache: DynamicCache | None = None) -> Tensor:
         """The last hidden states (batch, seq, width), from which the head computes the logits."""
-        past = cache.length if cache is not None else 0
+        past = cache.get_seq_length() if cache is not None else 0
         may_attend = self._may_attend(mask, ids, past)
-        attend = naive_attention if self.naive else sdpa_attention
         x = self._embed(ids, past)
         for layer, block in enumerate(self.h):
-            x = block(x, may_attend, attend, cache, layer)
+            x = block(x, may_attend, sdpa_attention, cache, layer)
         return self.ln_f(x)
 
     def loss(
@@ -211,21 +192,11 @@ class GPT(nn.Module):
 
     @torch.no_grad()
     def generate(
-        self,
-        ids: Int[Tensor, "batch seq"],
-        max_new_tokens: int,
-        *,
-        mask: Mask = CAUSAL,
-        sample: bool = False,
-        temperature: float = 1.0,
-        top_k: int | None = None,
-        stop: int | None = None,
-        use_cache: bool = True,
+        self, ids: Int[Tensor, "batch seq"], max_new_tokens: int, *, mask: Mask = CAUSAL, use_cache: bool = True
     ) -> Int[Tensor, "batch longer"]:
-        """`ids` and up to `max_new_tokens` more: the most likely token each time, or with `sample` a random one.
+        """`ids` and `max_new_tokens` more, the most likely token each time.
 
-        After a `stop` token a row is filled with it. With the cache each position is computed once; without it, all
-        positions are computed again for each new token.
+        With the cache each position is computed once; without it, all positions are computed again for each new token.
 
         Raises:
             ConversionError: with the cache, a mask under which a new token changes what earlier positions attend to:
@@ -233,22 +204,10 @@ class GPT(nn.Module):
         """
         if use_cache:
             _require_settled_past(mask, ids.size(1), ids.size(1) + max_new_tokens - 1)
-        cache, new = (Cache() if use_cache else None), ids
-        ended = torch.zeros_like(ids[:, :1], dtype=torch.bool)  # (batch, 1)
+        cache, new = (DynamicCache() if use_cache else None), ids
         for _ in range(max_new_tokens):
-            logits = self(new, mask, cache)[:, -1].float()  # (batch, vocab)
-            token = logits.argmax(-1, keepdim=True)  # (batch, 1)
-            if sample:
-                if top_k is not None:
-                    least = logits.topk(min(top_k, logits.size(-1))).values[:, -1:]  # (batch, 1)
-                    logits = logits.masked_fill(logits < least, -torch.inf)
-                token = torch.multinomial((logits / temperature).softmax(-1), 1)
-            if stop is not None:
-                token = token.masked_fill(ended, stop)
-                ended = token == stop
+            token = self(new, mask, cache)[:, -1].argmax(-1, keepdim=True)  # (batch, 1)
             ids = torch.cat([ids, token], dim=1)
-            if bool(ended.all()):
-                break
             new = token if use_cache else ids
         return ids
 
@@ -260,7 +219,7 @@ class GPT(nn.Module):
 
     def _may_attend(self, mask: Mask, ids: Tensor, past: int, as_cells: bool = False) -> Tensor | str | None:
         """The mask for the attention function: bool cells, None if all are open, "causal" as a shortcut."""
-        if mask == CAUSAL and not past and not self.naive and not as_cells:
+        if mask == CAUSAL and not past and not as_cells:
             return "causal"
         if mask.batch_size not in (None, len(ids)):
             raise MaskError(f"{mask} is for a batch of {mask.batch_size}, and the batch has {len(ids)} rows")
@@ -277,10 +236,10 @@ class GPT(nn.Module):
             elif name.endswith("bias"):
                 nn.init.zeros_(parameter)
 
-    # -- weights from and to transformers ------------------------------------------------------------------------------
+    # -- weights from transformers -------------------------------------------------------------------------------------
 
     @classmethod
-    def from_transformers(cls, model: nn.Module, naive: bool = False) -> GPT:
+    def from_transformers(cls, model: nn.Module) -> GPT:
         """A GPT with a copy of the weights of transformers' `GPT2LMHeadModel`; same mode, dtype and device.
 
         Raises:
@@ -298,26 +257,11 @@ class GPT(nn.Module):
                 heads=config.n_head, inner=config.n_inner, dropout=config.resid_pdrop,
                 embedding_dropout=config.embd_pdrop, attention_dropout=config.attn_pdrop,
                 epsilon=config.layer_norm_epsilon, activation=config.activation_function,
-            ),
-            naive,
+            )
         )  # fmt: skip
         weights = model.transformer.state_dict()
         g.load_state_dict({name: _turned(name, weight) for name, weight in weights.items()})
         return g.to(device=model.device, dtype=model.dtype).train(model.training)
-
-    def to_transformers(self) -> nn.Module:
-        """The same model as transformers' `GPT2LMHeadModel` (a copy), for `save_pretrained` and all the rest."""
-        from transformers import GPT2Config, GPT2LMHeadModel
-
-        c = self.config
-        config = GPT2Config(
-            vocab_size=c.vocab_size, n_positions=c.context, n_embd=c.width, n_layer=c.layers, n_head=c.heads,
-            n_inner=c.inner, resid_pdrop=c.dropout, embd_pdrop=self.drop.p, attn_pdrop=c.attention_dropout,
-            layer_norm_epsilon=c.epsilon, activation_function=c.activation, bos_token_id=None, eos_token_id=None,
-        )  # fmt: skip
-        model = GPT2LMHeadModel(config)
-        model.transformer.load_state_dict({name: _turned(name, weight) for name, weight in self.state_dict().items()})
-        return model.to(device=self.wte.weight.device, dtype=self.wte.weight.dtype).train(self.training)
 
 
 def _turned(name: str, weight: Tensor) -> Tensor:

@@ -364,8 +364,7 @@ def honest_model(seed: int) -> nn.Module:
     if name is None:
         shape = {"layers": layers, "heads": rng.choice((1, 2, 4)), "dropout": dropout, "attention_dropout": dropout}
         honest_mask = rng.choice((masks.causal(), masks.prefix(0), masks.sliding_window(rng.randint(2, 8))))
-        models = (OwnMask(honest_mask, **shape), GPT(small_config(**shape)), GPT(small_config(**shape), naive=True))
-        return rng.choice(models).eval()
+        return rng.choice((OwnMask(honest_mask, **shape), GPT(small_config(**shape)))).eval()
     config = tiny_config(name)
     config.update({"num_hidden_layers": layers, "max_position_embeddings": CONTEXT, "initializer_range": 0.05})
     dropouts = ("attention_dropout", "attn_pdrop", "resid_pdrop", "embd_pdrop")

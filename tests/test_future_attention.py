@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import pytest
 import torch
+from transformers import DynamicCache
 
 from labkit import masks
 from labkit.errors import LabkitError
@@ -21,7 +22,7 @@ from labkit.future_attention import (
     predicted_contribution,
     true_contribution,
 )
-from labkit.gpt import GPT, Cache, GPTConfig
+from labkit.gpt import GPT, GPTConfig
 from labkit.models.tiny import build_tiny_model
 
 CONFIG = GPTConfig(vocab_size=23, context=12, width=16, layers=2, heads=2)
@@ -129,7 +130,7 @@ def test_the_future_changes_no_earlier_logit_by_a_bit(name, training):
 def test_generation_with_the_cache_is_generation_without(name):
     model, ids = made(name), some_ids(length=4)
     assert torch.equal(model.generate(ids, 8), model.generate(ids, 8, use_cache=False))
-    cache, whole = Cache(), model(some_ids())
+    cache, whole = DynamicCache(), model(some_ids())
     assert torch.allclose(model(some_ids()[:, :5]), whole[:, :5], rtol=0, atol=1e-11)  # whatever the length of the text
     parts = [model(some_ids()[:, i : i + 3], cache=cache) for i in range(0, 12, 3)]
     assert torch.allclose(torch.cat(parts, dim=1), whole, rtol=0, atol=1e-11)
@@ -284,7 +285,7 @@ def test_the_layers_of_the_loss_are_chosen():
 
 def with_cache():
     with (model := made("position")).watched() as seen:
-        cache = Cache()
+        cache = DynamicCache()
         model(some_ids()[:, :6], cache=cache)
         model(some_ids()[:, 6:], cache=cache)
     return seen

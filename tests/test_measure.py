@@ -12,6 +12,7 @@ from torch import nn
 
 import labkit
 from labkit import masks
+from labkit.auditing import checks
 from labkit.errors import AuditError
 from tests.leaky_models import HomeMade, Recurrent, SelfAttention
 
@@ -197,16 +198,16 @@ def test_an_assertion_fails_on_the_verdict_and_on_every_problem_that_is_not_allo
         labkit.assert_causal(learned, allow=())
 
 
-def test_a_long_window_is_measured_without_a_long_sequence(tiny):
+@pytest.mark.parametrize("most", [200, 1000])
+def test_a_long_window_is_measured_without_a_long_sequence(tiny, monkeypatch, most):
+    monkeypatch.setattr(checks, "MAX_TOKENS", most)
     model = tiny("tiny-gemma3").model
     model.config.sliding_window = 600
     model.model.layers[0].self_attn.sliding_window = 600
-    assert labkit.audit(model, max_tokens=200).layers[0].reach == (599, 0)
-    assert labkit.audit(model, max_tokens=1000).layers[0].reach == (599, 0)
-    labkit.to_bidirectional(model, window="halve")
-    assert labkit.audit(model, max_tokens=200).layers[0].reach == (300, 300)
-    labkit.to_bidirectional(model, window="global")
-    assert labkit.audit(model, max_tokens=200).layers[0].reach == (None, None)
+    assert labkit.audit(model).layers[0].reach == (599, 0)
+    for choice, reach in (("halve", (300, 300)), ("global", (None, None))) if most == 200 else ():
+        labkit.to_bidirectional(model, window=choice)
+        assert labkit.audit(model).layers[0].reach == reach
 
 
 def test_packed_documents_beside_a_padding_mask_are_a_note_of_plain_models_and_a_problem_of_converted_ones(tiny):

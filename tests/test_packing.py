@@ -8,7 +8,7 @@ from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 import labkit
 from labkit import masks
 from labkit.auditing.checks import Subject, packed_batch
-from labkit.decoder import hooks
+from labkit.decoder import hooks, packing
 from labkit.decoder.anatomy import CACHE, find_decoder
 from labkit.decoder.packing import arrange, packed, why_not
 from labkit.decoder.running import Runner
@@ -72,7 +72,7 @@ def test_each_text_has_the_states_it_has_alone_and_padding_has_zeros(tiny, name,
     ids, mask = batch_of(left=True)
     alone, slots = states_alone(model, ids, mask), computed_slots(model)
     for training in (False, True):
-        with torch.no_grad(), packed(model.train(training), 24):
+        with torch.no_grad(), packed(model.train(training)):
             got = states(model, ids, mask)
         assert_close(got[mask.bool()], alone)
         assert not got[~mask.bool()].any()
@@ -96,7 +96,7 @@ def test_a_mask_put_in_force_holds_within_each_text(tiny, rule, outside):
 def subject_of(model, verdict):
     """The model as the checks of the audit take it."""
     decoder = find_decoder(model)
-    return Subject(model, decoder, Runner(model, decoder), [], verdict, 512, 0, [])
+    return Subject(model, decoder, Runner(model, decoder), [], verdict, [])
 
 
 @pytest.mark.parametrize("mode", ["causal", "bidirectional"])
@@ -166,10 +166,10 @@ def test_full_batches_go_through_and_the_model_is_as_it_was_also_after_an_error(
             states(model, ids + 10_000, mask)
         assert hooks() == before and torch.equal(states(model, ids, mask), expected)
         slots = computed_slots(model)
-        with packed(model), packed(model, 30):  # nested: the inner row length counts
+        with packed(model), packed(model):
             states(model, ids, mask)
             states(model, ids, torch.ones_like(mask))
-    assert slots[0][1] <= 30 and slots[1] == ids.shape
+    assert slots[0][0] < len(ids) and slots[1] == ids.shape
 
 
 def test_a_row_of_padding_alone_has_zeros_and_a_batch_of_it_is_an_error(tiny):
@@ -181,11 +181,12 @@ def test_a_row_of_padding_alone_has_zeros_and_a_batch_of_it_is_an_error(tiny):
             states(model, ids, torch.zeros_like(mask))
 
 
-def test_positions_restart_so_rows_may_be_longer_than_the_model_has_positions(tiny):
+def test_positions_restart_so_rows_may_be_longer_than_the_model_has_positions(tiny, monkeypatch):
+    monkeypatch.setattr(packing, "GROWTH", (2.0,))
     model = tiny("tiny-gpt2").model  # of 1,024 learned positions
     ids, mask = batch_of((700, 400, 300))
     slots = computed_slots(model)
-    with torch.no_grad(), packed(model, 1400):
+    with torch.no_grad(), packed(model):
         got = states(model, ids, mask)
     assert slots == [(1, 1400)]
     assert_close(got[mask.bool()], states_alone(model, ids, mask))
@@ -236,8 +237,6 @@ def test_what_has_no_place_in_a_packed_row_is_refused(tiny):
         for message, call in cases.items():
             with pytest.raises(ConversionError, match=message):
                 model.base_model(**call)
-    with pytest.raises(ConversionError, match="row_length is 0"), packed(model, 0):
-        pass
 
 
 def on_backend(model, backend):

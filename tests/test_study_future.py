@@ -87,7 +87,7 @@ def test_arithmetic_is_counted(rows):
     model = one.build(STUDY.config, 0)
     batch = {"input_ids": torch.randint(300, (rows, 16)), "labels": torch.randint(300, (rows, 16))}
     assert flops_per_token(one, model, batch) == pytest.approx(6 * weights + 12 * 16 * 16, rel=0.02)
-    assert objectives.FEW == 2**20 and not model.naive and all(p.grad is None for p in model.parameters())
+    assert objectives.FEW == 2**20 and all(p.grad is None for p in model.parameters())
 
 
 @pytest.mark.end_to_end

@@ -227,17 +227,18 @@ class _Carrier(nn.Module):
 
 def flops_per_token(arm: Arm, model: GPT, batch: dict[str, Tensor]) -> float:
     """Floating-point operations of a training step per token, counted. Attention counts all pairs of a row."""
+    from torch.nn.attention import SDPBackend, sdpa_kernel
     from torch.utils.flop_counter import FlopCounterMode
 
-    naive, model.naive = model.naive, True  # the fused kernel is not counted on a CPU
-    few, objectives.FEW = objectives.FEW, math.inf  # nor are all products of the loss in pieces
+    few, objectives.FEW = objectives.FEW, math.inf  # not all products of the loss in pieces are counted
+    by_products = sdpa_kernel(SDPBackend.MATH)  # nor is the fused attention kernel of a CPU
     try:
-        with torch.random.fork_rng(), FlopCounterMode(display=False) as counted:
+        with torch.random.fork_rng(), by_products, FlopCounterMode(display=False) as counted:
             device = model.wte.weight.device
             loss, extra = arm.losses(model, batch["input_ids"].to(device), batch["labels"].to(device))
             (loss if extra is None else loss + extra).backward()
     finally:
-        model.naive, objectives.FEW = naive, few
+        objectives.FEW = few
         model.zero_grad(set_to_none=True)
     return counted.get_total_flops() / batch["input_ids"].numel()
 

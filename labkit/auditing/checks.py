@@ -28,6 +28,7 @@ from labkit.masks import causal
 
 TOKENS, PADS = 12, 3
 FEW_TOKENS = 8  # for the cells of all layers, which are measured again and again
+MAX_TOKENS = 1100  # that are run in order to measure past a window; for a longer window, it is shrunk
 LONG = 66  # tokens, for a mask that changes with the length, such as one in blocks of 64
 HEADS = ("num_heads", "num_attention_heads", "n_heads", "n_head", "heads")  # what modules call the number of theirs
 SHORT = (torch.float16, torch.bfloat16)
@@ -45,8 +46,6 @@ class Subject:
     runner: Runner
     layers: list[LayerReport]
     verdict: str
-    max_tokens: int
-    seed: int
     notes: list[str]
     reference: nn.Module | None = None
 
@@ -57,7 +56,7 @@ class Subject:
         return 5e-2 if weight is not None and weight.element_size() < 4 else 1e-3
 
     def ids(self, batch: int = 1, n: int = TOKENS) -> Tensor:
-        return self.runner.tokens(batch, n, self.seed)
+        return self.runner.tokens(batch, n)
 
     def compared(self, kind: str, states: Tensor, expected: Tensor, text: str, times: float = 1.0) -> Iterator[Problem]:
         """A problem if the states differ by more than rounding, `times` as much as usual; `text` has a {gap}."""
@@ -117,7 +116,7 @@ def windows(subject: Subject) -> list[Problem]:
     if SLIDING not in decoder.layer_types or not subject.layers:
         return []
     configured = decoder.config.sliding_window
-    limit = min(subject.max_tokens, limits.position_limit(decoder.config) or subject.max_tokens)
+    limit = min(MAX_TOKENS, limits.position_limit(decoder.config) or MAX_TOKENS)
     shrink = 0 if configured + 2 * MARGIN <= limit else configured - SMALL_WINDOW
     if shrink and configured < NO_WINDOW:
         subject.notes.append(f"windows were measured shrunk by {shrink} tokens, not to run a sequence longer than them")
@@ -328,7 +327,7 @@ def length_and_mode(subject: Subject) -> Iterator[Problem]:
     """
     runner, bidirectional = subject.runner, subject.verdict == "bidirectional"
     tables = [m.num_embeddings for m in subject.model.modules() if isinstance(m, nn.Embedding)]  # some of positions
-    longest = min(LONG, subject.max_tokens, *(size for size in tables if TOKENS < size != runner.vocab_size))
+    longest = min([LONG, *(size for size in tables if TOKENS < size != runner.vocab_size)])
     modes = [("depends-on-length", longest, f"with {longest} tokens", nullcontext())]
     if subject.decoder is None:
         modes.append(("train-eval-mismatch", TOKENS, "in train mode", _training_without_dropout(subject.model)))

@@ -37,8 +37,6 @@ def audit(
     reference: nn.Module | None = None,
     quick: bool = False,
     vocab_size: int | None = None,
-    max_tokens: int = 1100,
-    seed: int = 0,
 ) -> AuditReport:
     """Measure which positions influence which in `model`, layer by layer and as a whole.
 
@@ -50,8 +48,6 @@ def audit(
         quick: only the masks, on unpadded and right-padded batches (about a second for 270 M parameters on a CPU). The
             full audit adds left padding, real windows, packing, cache, other backends, train mode and word order.
         vocab_size: number of token ids, if the model has no `nn.Embedding` to read it from.
-        max_tokens: longest sequence to run in order to measure past a window; beyond it, windows are shrunk.
-        seed: of the token ids and of the perturbations.
 
     Raises:
         AuditError: the model cannot be called or gives no output per position.
@@ -61,10 +57,10 @@ def audit(
     runner = Runner(model, decoder, vocab_size)
     with evaluating(model), quiet_libraries():
         names = decoder.names if decoder else [type(module).__name__ for module in runner.attentions]
-        views = _measured_views(runner, quick, seed)
+        views = _measured_views(runner, quick)
         layers = _layer_reports(names, views)
         notes = list(_notes(runner, views, quick))
-        problems = [*_mask_problems(layers, views), *_between_rows(runner, seed, notes)]
+        problems = [*_mask_problems(layers, views), *_between_rows(runner, notes)]
         verdicts = {verdict for layer in layers for verdict in layer.verdicts.values()}
         verdicts = verdicts or {view.scenario.verdict for view in views.values()}
         if DECISIVE & {problem.kind for problem in problems}:
@@ -76,7 +72,7 @@ def audit(
         if decoder is None and verdict == "causal":
             rare = "a dependence on later tokens that few texts show, such as a router's, is not excluded"
             notes.append(f"{rare}: labkit.find_leaks tries many texts")
-        subject = checks.Subject(model, decoder, runner, layers, verdict, max_tokens, seed, notes, reference)
+        subject = checks.Subject(model, decoder, runner, layers, verdict, notes, reference)
         if reference is not None:
             problems += checks.computation(subject)
         if not quick:
@@ -138,22 +134,22 @@ class _View:
     contradiction: Problem | None
 
 
-def _measured_views(runner: Runner, quick: bool, seed: int) -> dict[str, _View]:
+def _measured_views(runner: Runner, quick: bool) -> dict[str, _View]:
     """An unpadded row and, if the model takes a mask, a batch of a full row and padded ones: {kind of batch: view}."""
     n, pads = (QUICK_TOKENS, 2) if quick else (FULL_TOKENS, 3)
-    views = _view_batch(runner, torch.ones(1, n, dtype=torch.bool), ["unpadded"], quick, seed)
+    views = _view_batch(runner, torch.ones(1, n, dtype=torch.bool), ["unpadded"], quick)
     if runner.takes("attention_mask"):
         kinds = ["beside padding", "right-padded", "left-padded"][: 2 if quick else 3]
         real = torch.ones(len(kinds), n, dtype=torch.bool)
         real[1, n - pads :] = False
         real[2:, :pads] = False
-        views |= _view_batch(runner, real, kinds, quick, seed)
+        views |= _view_batch(runner, real, kinds, quick)
     return views
 
 
-def _view_batch(runner: Runner, real: Tensor, kinds: list[str], quick: bool, seed: int) -> dict[str, _View]:
+def _view_batch(runner: Runner, real: Tensor, kinds: list[str], quick: bool) -> dict[str, _View]:
     batch, n = real.shape
-    ids = runner.tokens(batch, n, seed)
+    ids = runner.tokens(batch, n)
     run = functools.partial(runner.run, real=None if bool(real.all()) else real)
     with probe.recorded_calls(runner.attentions) as recorded:
         base = run(ids)
@@ -283,10 +279,10 @@ def _where(layers: list[int]) -> str:
     return layer_list(layers) if layers else "the model as a whole"
 
 
-def _between_rows(runner: Runner, seed: int, notes: list[str]) -> list[Problem]:
+def _between_rows(runner: Runner, notes: list[str]) -> list[Problem]:
     """Other tokens in the middle one of three rows must not change the outputs of the other rows."""
     real = torch.ones(3, QUICK_TOKENS, dtype=torch.bool) if runner.takes("attention_mask") else None
-    run, ids = functools.partial(runner.run, real=real), runner.tokens(3, QUICK_TOKENS, seed)
+    run, ids = functools.partial(runner.run, real=real), runner.tokens(3, QUICK_TOKENS)
     middle = (torch.arange(3) == 1)[:, None].expand(3, QUICK_TOKENS)
     try:
         if bool(probe.changed_outputs(run, ids, middle, runner.vocab_size).any()):

@@ -90,7 +90,7 @@ def convert(
     require_window(lm.model, window)
     chosen = choose_layers(layers, lm.model.config.get_text_config().num_hidden_layers)
     to_bidirectional(lm.model, window=window, layers=chosen)
-    files = cards.of_converted(lm, window, chosen)
+    files = cards.of_converted(lm, chosen)
     write_folder(folder, lambda new: cards.save(new, lm.model, lm.tokenizer, files))
     plain = cards.loads_in_transformers(lm.model, chosen)
     done = {"folder": folder, "name": name, "window": window, "layers": chosen or "all", "plain_transformers": plain}

@@ -30,17 +30,14 @@ KEYS_PER_TOKEN = 4  # times the width: the number of keys that cost as much as a
 
 
 @contextmanager
-def packed(model: nn.Module, row_length: int | None = None) -> Iterator[nn.Module]:
+def packed(model: nn.Module) -> Iterator[nn.Module]:
     """Run `model` on padded batches without their padding; the model is as it was on exit.
 
     Padding may be on either side. States at padding are zeros. A batch without padding goes through as it is. With
     gradient checkpointing, call `backward` inside. Dropout draws other random numbers than in the padded batch.
 
-    Args:
-        row_length: tokens per row, or the length of the longest text if that is longer. None: the cheapest of a few
-            lengths. With flash attention all texts are in one row.
-
-    Contexts nest; the innermost row length counts. `labkit.masked` may be entered outside or inside.
+    Rows have the cheapest of a few lengths. With flash attention all texts are in one row. Contexts nest, and
+    `labkit.masked` may be entered outside or inside.
 
     Raises:
         ConversionError: the model cannot be packed (see `why_not`); a call with a cache, with position_ids or
@@ -48,11 +45,9 @@ def packed(model: nn.Module, row_length: int | None = None) -> Iterator[nn.Modul
     """
     if (reason := why_not(model)) is not None:
         raise ConversionError(f"{type(model).__name__} cannot be packed: {reason}")
-    if row_length is not None and row_length < 1:
-        raise ConversionError(f"row_length is {row_length} tokens; it must be at least 1")
     decoder = find_decoder(model)
     layer_masks = LayerMasks.on(decoder)
-    packing = _Packing(decoder, layer_masks, row_length)
+    packing = _Packing(decoder, layer_masks)
     before = decoder.stack.register_forward_pre_hook(packing.before, with_kwargs=True, prepend=True)
     after = decoder.stack.register_forward_hook(packing.after, always_call=True)
     layer_masks.packings.append(packing)
@@ -121,8 +116,8 @@ class _Layout:
 class _Packing:
     """The hooks of one `packed` context on a layer stack, around those of its LayerMasks."""
 
-    def __init__(self, decoder: Decoder, layer_masks: LayerMasks, row_length: int | None):
-        self.decoder, self.layer_masks, self.row_length = decoder, layer_masks, row_length
+    def __init__(self, decoder: Decoder, layer_masks: LayerMasks):
+        self.decoder, self.layer_masks = decoder, layer_masks
         self.layout: _Layout | None = None  # of the forward pass that is running
 
     def before(self, stack: nn.Module, args: tuple, kwargs: dict):
@@ -139,7 +134,7 @@ class _Packing:
         if self.decoder.backend == "flash":  # keeps texts apart by position_ids in a batch of one row only
             rows = [[text for text, length in enumerate(lengths) if length]]
         else:
-            rows = arrange(lengths, self.row_length, KEYS_PER_TOKEN * self.decoder.config.hidden_size)
+            rows = arrange(lengths, keys_per_token=KEYS_PER_TOKEN * self.decoder.config.hidden_size)
         self.layout = layout = _Layout(mask, lengths, rows)
         in_rows = {name: layout.pack(given[name]) for name in PACKED_ALIKE if given.get(name) is not None}
         positions = layout.pack(layout.within)  # each slot that is left over is a text of its own

@@ -35,10 +35,11 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 from torch.nn import functional as F
+from transformers import DynamicCache
 
 from labkit import masks
 from labkit.errors import MaskError, ModelError
-from labkit.gpt import CAUSAL, GPT, Attention, Cache, GPTConfig
+from labkit.gpt import CAUSAL, GPT, Attention, GPTConfig
 from labkit.masks import Mask
 
 SOURCES = ("position", "tokens", "memory")
@@ -192,7 +193,7 @@ class FutureAttention(Attention):
         self.columns = FromTokens(config, future) if future.source == "tokens" else Free(config, future)
         self.watching = None
 
-    def forward(self, x: Tensor, may_attend, attend, cache: Cache | None, layer: int) -> Tensor:
+    def forward(self, x: Tensor, may_attend, attend, cache: DynamicCache | None, layer: int) -> Tensor:
         return super().forward(x, may_attend, partial(self._attend, x), cache, layer)
 
     def _attend(self, x: Tensor, query: Tensor, key: Tensor, value: Tensor, may_attend, dropout: float) -> Contribution:
@@ -227,7 +228,7 @@ class FutureGPT(GPT):
             attention.load_state_dict(block.attn.state_dict(), strict=False)  # as a GPT of this seed begins
             block.attn = attention
 
-    def hidden(self, ids: Int[Tensor, "batch seq"], mask: Mask = CAUSAL, cache: Cache | None = None) -> Tensor:
+    def hidden(self, ids: Int[Tensor, "batch seq"], mask: Mask = CAUSAL, cache: DynamicCache | None = None) -> Tensor:
         if self.watching is not None:
             self.watching.clear()
         if mask != CAUSAL:

@@ -91,9 +91,8 @@ def save(
     `base`: the name that `labkit.load` has for the base model. `task`: goes into the config under `TASK`; None for a
     language model. `marks`: the tokens that were added to the tokenizer.
     """
+    adapted.active_peft_config.base_model_name_or_path = base  # not its path on this machine
     adapted.save_pretrained(folder)
-    config = json.loads((folder / "adapter_config.json").read_text(encoding="utf-8"))
-    config["base_model_name_or_path"] = base  # not its path on this machine
     conversion, head = conversion_of(adapted), head_in(adapted.config)
     record = {
         "base": base,
@@ -103,8 +102,7 @@ def save(
         "marks": list(marks),
         "mask_token": mask_token,
     }
-    for name, content in {"adapter_config.json": config, RECORD: record}.items():
-        (folder / name).write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
+    (folder / RECORD).write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
     (folder / "README.md").unlink(missing_ok=True)  # peft's, an empty form
 
 

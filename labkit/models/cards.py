@@ -14,12 +14,6 @@ from labkit.decoder.anatomy import SLIDING, find_decoder
 from labkit.files import quiet_libraries
 from labkit.models.registry import NOTICES, REGISTRY, Package
 
-WINDOWS = {
-    "keep": "as far to the right as the causal model has to the left, W - 1 tokens each way, in {} layers",
-    "halve": "the causal window split over both sides, as EmbeddingGemma does, in {} layers",
-    "global": "none, every layer attends to the whole text",
-}
-
 
 def save(folder: Path, model: Any, tokenizer: Any, files: Mapping[str, bytes] | None = None) -> None:
     """Write a model, its tokenizer (if it is not None) and other files by name into `folder`, which exists."""
@@ -31,75 +25,42 @@ def save(folder: Path, model: Any, tokenizer: Any, files: Mapping[str, bytes] | 
         (folder / name).write_bytes(content)
 
 
-def of_converted(lm: Any, window: str, layers: list[int] | None) -> dict[str, bytes]:
-    """The card and licence files, by name, of the converted model `lm`; `window`, `layers`: of the conversion."""
+def of_converted(lm: Any, layers: list[int] | None) -> dict[str, bytes]:
+    """The card and licence files, by name, of the converted model `lm`; `layers`: of the conversion."""
     decoder = find_decoder(lm.model)
-    count, local = len(decoder.layers), decoder.layer_types.count(SLIDING)
-    name, licence, terms, files = _origin(lm)
-    which = f"all {count} layers" if layers is None else f"layers {layers} of {count}; the others stay causal"
-    plain = "Plain transformers loads it, but cannot express its masks: **without labkit this model may be causal**."
+    local = [i for i in decoder.converted_layers if decoder.layer_types[i] == SLIDING]
+    window = decoder.converted_window(local[0]) if local else None
+    reach = "to the whole text" if window is None else f"to {window - 1} tokens on either side"
+    plain = "it cannot express its masks: **without labkit this model may be causal**"
     if loads_in_transformers(lm.model, layers):
-        plain = """\
-Plain transformers (5.3 or newer) loads the folder too, and the model is then bidirectional, because `config.is_causal`
-is false. Only labkit handles windows under flash attention, and several documents packed into one row."""
-    text = f"""\
-# {name}, made bidirectional
-
-Made with labkit {__version__} (`labkit convert`). The weights are unchanged; only which token may attend to which is.
-
-- **Bidirectional:** {which}
-- **Window of local layers:** {WINDOWS[window if local else "global"].format(local)} (`--window {window}`)
-- **From:** {lm.source.replace(lm.name, name)}
-- **Licence:** {terms}. It applies to this folder as it does to the original.
-
-The model was not trained with this mask. Its next-token predictions are worse than before, and it is not a better
-encoder until it is trained with the new mask.
-
-## Loading
-
-`labkit.load("THIS_FOLDER")` applies the conversion that is recorded in `config.json` (`labkit_attention`) again.
-{plain}
-
-Check what you loaded, in either case: `labkit audit THIS_FOLDER`.
-"""
-    return files | _card(licence, text)
+        plain = "version 5.3 or newer loads it as bidirectional; only labkit keeps documents packed into one row apart"
+    facts = {
+        "Bidirectional layers": "all" if layers is None else f"{layers}; the others stay causal",
+        "Attention of local layers": f"{reach} (`--window {decoder.conversion['window']}`)",
+        "Training with this mask": "none, so it predicts worse than before and is not a better encoder yet",
+        "Weights": f"unchanged; {lm.source}",
+        "Plain transformers": plain,
+        "Check": "`labkit audit THIS_FOLDER` measures the mask",
+    }
+    return _files(lm, "made bidirectional", "convert", facts)
 
 
 def of_fine_tuned(lm: Any, metrics: dict[str, Any], config: dict[str, Any]) -> dict[str, bytes]:
     """The same for a fine-tuned model, from the metrics and the config of its run: mask, training and scores."""
-    sides = [side for side in ("dev", "test") if side in metrics]
-    scores = [metrics[side] | {f"baseline: {k}": v for k, v in metrics["baselines"][side].items()} for side in sides]
-    rows = [["", *(f"{side} (n = {metrics[f'n_{side}']:,})" for side in sides)], ["---", *["---:"] * len(sides)]]
-    for name in [name for name, value in scores[0].items() if isinstance(value, float)]:
-        rows.append([name.replace("_", " "), *(f"{of[name]:.3f}" if name in of else "" for of in scores)])
-    table = "\n".join(f"| {' | '.join(row)} |" for row in rows)
-    name, licence, terms, files = _origin(lm)
     m, rate = metrics, config["settings"]["learning_rate"]
-    text = f"""\
-# {name}, fine-tuned: {m["task"]}
-
-Made with labkit {__version__} (`labkit train {m["task"]}`).
-
-- **Mask, as measured before training:** {m["mask"]["measured"]}
-- **Trained:** {m["method"]}, {m["steps"]:,} steps on {m["n_train"]:,} examples, learning rate {rate:g},
-  seed {m["seed"]}; the weights are those of step {m["best_step"]} (best {m["metric"]} on dev)
-- **Labels:** {", ".join(m["labels"]) or "none"}
-- **Licence:** {terms}. It applies to this folder as it does to the original.
-
-## Scores
-
-{table}
-
-The dev set chose the checkpoint, so its scores are optimistic. One seed; see the spread over seeds before you conclude.
-
-## Loading
-
-    pipe = labkit.pipeline("THIS_FOLDER")    # or: labkit predict {m["task"]} --model THIS_FOLDER --input texts.jsonl
-    lm = labkit.load("THIS_FOLDER")          # the model with its head, and its mask put in force
-
-Plain transformers finds the backbone in this folder (`AutoModel.from_pretrained`), and not the head.
-"""
-    return files | _card(licence, text)
+    facts = {
+        "Mask, as measured before training": m["mask"]["measured"],
+        "Training": f"{m['method']}, {m['steps']:,} steps on {m['n_train']:,} examples, learning rate {rate:g}, seed "
+        f"{m['seed']}; the weights are those of step {m['best_step']} (best {m['metric']} on dev)",
+        "Labels": ", ".join(m["labels"]) or "none",
+    }
+    for side in (side for side in ("dev", "test") if side in m):
+        scores = m[side] | {f"baseline: {name}": value for name, value in m["baselines"][side].items()}
+        numbers = [f"{name.replace('_', ' ')} {v:.3f}" for name, v in scores.items() if isinstance(v, float)]
+        facts[f"Scores on {side} (n = {m[f'n_{side}']:,})"] = ", ".join(numbers)
+    facts["Caution"] = "dev chose the checkpoint, so its scores are optimistic; one seed does not show the spread"
+    facts["Plain transformers"] = "finds the backbone in this folder, and not the head"
+    return _files(lm, f"fine-tuned: {m['task']}", f"train {m['task']}", facts)
 
 
 def loads_in_transformers(model: Any, layers: list[int] | None) -> bool:
@@ -107,8 +68,8 @@ def loads_in_transformers(model: Any, layers: list[int] | None) -> bool:
     return layers is None and not find_decoder(model).layers_ignoring_is_causal()
 
 
-def _origin(lm: Any) -> tuple[str, str, str, dict[str, bytes]]:
-    """The model's name without a path of this machine, its licence, the same with its files, and these."""
+def _files(lm: Any, title: str, command: str, facts: dict[str, str]) -> dict[str, bytes]:
+    """The card with these facts and the licence files; they contain no path of this machine."""
     name, licence, files, folder = lm.name, lm.licence, {}, Path(lm.name).expanduser()
     if registered := REGISTRY.get(lm.name):
         licence = registered.licence
@@ -121,9 +82,16 @@ def _origin(lm: Any) -> tuple[str, str, str, dict[str, bytes]]:
                 files[file.name] = file.read_bytes()
     if notice := NOTICES.get(licence):
         files.setdefault("NOTICE.txt", f"{notice}\n".encode())
-    return name, licence, f"{licence} ({', '.join(files)} in this folder)" if files else licence, files
-
-
-def _card(licence: str, text: str) -> dict[str, bytes]:
+    facts["Licence"] = f"{licence}, which applies to this folder, too; its files are {', '.join(files) or 'not here'}"
     data = ModelCardData(license="other", license_name=licence, library_name="transformers")
-    return {"README.md": f"---\n{data}\n---\n{text}".encode()}
+    text = f"""\
+---
+{data}
+---
+# {name}, {title}
+
+Made with labkit {__version__} (`labkit {command}`). `labkit.load("THIS_FOLDER")` loads it and puts its mask in force.
+
+"""
+    lines = "".join(f"- **{fact}:** {value.replace(lm.name, name)}\n" for fact, value in facts.items())
+    return files | {"README.md": (text + lines).encode()}

@@ -17,7 +17,7 @@ from torch.nn.attention.flex_attention import create_mask
 
 from labkit.decoder.anatomy import CACHE, find_decoder
 from labkit.errors import ConversionError
-from labkit.masks import block_mask_of
+from labkit.masks import additive_of, block_mask_of
 
 Install = Callable[[nn.Module], None]
 
@@ -80,8 +80,8 @@ class Batch:
 
     def render(self, may_attend: Tensor) -> Any:
         """Cells, bool (batch or 1, 1, q_len, kv_len), as the mask that the backend takes."""
-        may_attend = may_attend.expand_as(self.spread())
-        return block_mask_of(may_attend[:, 0]) if self.backend == "flex_attention" else additive(may_attend, self.dtype)
+        cells = may_attend.expand_as(self.spread())
+        return block_mask_of(cells[:, 0]) if self.backend == "flex_attention" else additive_of(cells, self.dtype)
 
 
 def replace_mask(make_mask: Callable[[nn.Module, Batch], Any]) -> Install:
@@ -124,12 +124,6 @@ def allowed(mask: Any, query_length: int, kv_length: int) -> Tensor | None:
     return create_mask(mask.mask_mod, mask.shape[0], 1, query_length, kv_length, device=str(mask.kv_num_blocks.device))
 
 
-def additive(may_attend: Tensor, dtype: torch.dtype) -> Tensor:
-    """0 where attention is allowed, the most negative number elsewhere: what eager and SDPA add to the scores."""
-    zeros = torch.zeros(may_attend.shape, dtype=dtype, device=may_attend.device)
-    return zeros.masked_fill(~may_attend, torch.finfo(dtype).min)
-
-
 def both_directions(hidden: Tensor, mask: Any) -> Any:
     """The causal mask of one layer and its mirror image, without the pads: what a correct conversion gives this layer.
 
@@ -142,5 +136,5 @@ def both_directions(hidden: Tensor, mask: Any) -> Any:
     real = causal.any(dim=-2, keepdim=True)  # (batch, 1, 1, seq): no query may attend to a pad
     either_way = (causal | causal.transpose(-1, -2)) & real
     if mask is None or isinstance(mask, Tensor):
-        return additive(either_way, hidden.dtype)
+        return additive_of(either_way, hidden.dtype)
     return block_mask_of(either_way[:, 0])

@@ -12,8 +12,9 @@ from torch import Tensor, nn
 
 from labkit.decoder.anatomy import CACHE, find_decoder
 from labkit.errors import ConversionError
+from labkit.masks import additive_of
 from labkit.pitfalls.exhibit import ROTARY_FAMILIES, Pitfall
-from labkit.pitfalls.interventions import additive, allowed, rebind_forward
+from labkit.pitfalls.interventions import allowed, rebind_forward
 
 
 def attention(
@@ -56,7 +57,7 @@ def attention(
     if may_attend is not None and mistake == "multiplies-scores-by-mask":
         scores = scores * may_attend.to(scores.dtype)
     elif may_attend is not None:
-        scores = scores + additive(may_attend, scores.dtype)
+        scores = scores + additive_of(may_attend, scores.dtype)
     mixed = (scores.softmax(dim=-1) @ value).transpose(1, 2).flatten(2)  # (batch, seq, heads * head_dim)
     return (attn.c_proj if hasattr(attn, "c_proj") else attn.o_proj)(mixed), None
 
