@@ -23,7 +23,6 @@ from transformers import DynamicCache
 from labkit import masks
 from labkit.errors import ConversionError, MaskError, ModelError
 from labkit.masks import Mask, self_for_empty_rows
-from labkit.objectives import linear_cross_entropy
 
 CAUSAL = masks.causal()
 GELU = {"gelu_new": "tanh", "gelu": "none"}  # transformers' names, torch's
@@ -177,7 +176,7 @@ class GPT(nn.Module):
         self, ids: Int[Tensor, "batch seq"], targets: Int[Tensor, "batch seq"], mask: Mask = CAUSAL
     ) -> Float[Tensor, ""]:
         """Mean cross entropy in nats: the logits at position i predict `targets[i]`; -100 is not counted."""
-        return linear_cross_entropy(self.hidden(ids, mask), self.wte.weight, targets)
+        return F.cross_entropy(self(ids, mask).flatten(0, 1).float(), targets.flatten())
 
     @torch.no_grad()
     def attentions(self, ids: Int[Tensor, "batch seq"], mask: Mask = CAUSAL) -> Float[Tensor, "layer batch head q k"]:

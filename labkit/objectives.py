@@ -25,7 +25,6 @@ from typing import Any
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
-from torch.autograd.function import once_differentiable
 from torch.nn import functional as F
 from torch.nn.utils.rnn import pad_sequence
 
@@ -34,9 +33,6 @@ from labkit.errors import DataError, require_one_of
 from labkit.masks import Mask
 
 IGNORE = -100  # the target of a position that is not counted, as in torch's cross_entropy
-FEW = 2**20  # logits that may be in memory at once
-MOST = 2**28  # logits that are computed at once, at most
-ROWS = {"cpu": 256, "cuda": 4096}  # at once: they fit into the cache of a CPU, and keep a GPU busy
 
 
 @dataclass(frozen=True)
@@ -238,57 +234,6 @@ def logits_at(
         return model(input_ids=input_ids, attention_mask=attention_mask, use_cache=False).logits[0]
     finally:
         handle.remove()
-
-
-def linear_cross_entropy(
-    hidden: Float[Tensor, "*rows width"], head: Float[Tensor, "vocab width"], targets: Int[Tensor, "*rows"]
-) -> Float[Tensor, ""]:
-    """`F.cross_entropy(hidden @ head.T, targets)` without all logits in memory; the mean in nats, IGNORE not counted.
-
-    With a large vocabulary, logits and their gradient are by far the largest tensors of a training step. Here some rows
-    at a time become logits, loss and gradient (Hsu et al. 2024, "Liger Kernel"). Under autocast the products are
-    computed in its dtype, all else in float32. It can be differentiated once. Within `torch.compile` torch's own
-    function is used, because torch 2.11 compiles this one to gradients of zero without a warning.
-    """
-    if targets.numel() * len(head) <= FEW or torch.compiler.is_compiling():
-        return F.cross_entropy((hidden @ head.T).flatten(0, -2).float(), targets.flatten())
-    return _LinearCrossEntropy.apply(hidden.flatten(0, -2), head, targets.flatten())
-
-
-class _LinearCrossEntropy(torch.autograd.Function):
-    """The forward pass computes the gradients too, and the backward pass only scales them."""
-
-    @staticmethod
-    def forward(ctx: Any, hidden: Tensor, head: Tensor, targets: Tensor) -> Tensor:
-        device = hidden.device.type
-        dtype = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else hidden.dtype
-        exact = torch.promote_types(dtype, torch.float32)
-        weight, rows = head.to(dtype), max(1, min(ROWS.get(device, 4096), MOST // len(head)))
-        share = (targets != IGNORE).to(exact)
-        share /= share.sum()  # of each row in the mean; nan if no row is counted, as in torch
-        loss, grad_hidden = share.new_zeros(()), torch.empty_like(hidden)
-        grad_head = torch.zeros_like(head, dtype=exact)
-        with torch.autocast(device, enabled=False):
-            for first in range(0, len(hidden), rows):
-                some = slice(first, first + rows)
-                states, target = hidden[some].to(dtype), targets[some, None].clamp(min=0)
-                scores = (states @ weight.T).to(exact).log_softmax(1)  # (some rows, vocab)
-                loss -= share[some] @ scores.gather(1, target)[:, 0]
-                if any(ctx.needs_input_grad):
-                    grad = scores.exp_()  # the gradient is the softmax, minus one at the target
-                    grad.scatter_add_(1, target, grad.new_full((1, 1), -1.0).expand_as(target))
-                    grad = grad.mul_(share[some, None]).to(dtype)
-                    grad_hidden[some] = grad @ weight
-                    grad_head += grad.T @ states
-        ctx.save_for_backward(grad_hidden, grad_head)
-        ctx.dtype = head.dtype
-        return loss
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor, None]:
-        grad_hidden, grad_head = ctx.saved_tensors
-        return grad_hidden * grad, (grad_head * grad).to(ctx.dtype), None
 
 
 def generator(seed: int, row: int) -> torch.Generator:

@@ -1,11 +1,9 @@
-"""labkit.objectives: the targets, that no position attends to its target, batches, the loss and its gradients."""
+"""labkit.objectives: the targets, that no position attends to its target, batches and the loss."""
 
-import inspect
 import math
 
 import pytest
 import torch
-from torch.nn import functional as F
 from torch.utils.data import DataLoader
 
 import labkit
@@ -17,7 +15,6 @@ from labkit.objectives import (
     Collator,
     Corruption,
     corruption_for,
-    linear_cross_entropy,
     word_starts,
 )
 
@@ -255,69 +252,6 @@ def test_the_head_computes_the_chosen_positions_only_and_is_left_as_it_was(tiny)
     torch.testing.assert_close(
         chosen, model(batch["input_ids"], attention_mask=batch["attention_mask"]).logits[counted]
     )
-
-
-# ---- the loss without all logits ------------------------------------------------------------------------------------
-
-
-def torchs(hidden, head, targets):
-    return F.cross_entropy((hidden @ head.T).flatten(0, -2).float(), targets.flatten())
-
-
-def setting(rows=(3, 37), width=16, vocab=50, dtype=torch.float32):
-    hidden = torch.randn(*rows, width, generator=rng()).to(dtype).requires_grad_()
-    head = torch.randn(vocab, width, generator=rng(1)).to(dtype).requires_grad_()
-    return hidden, head, torch.randint(vocab, rows, generator=rng(2))
-
-
-def differentiated(loss, hidden, head, targets):
-    value = loss(hidden, head, targets)
-    return value.detach(), *torch.autograd.grad(3 * value, (hidden, head))
-
-
-def assert_same(ours, theirs):
-    for a, b in zip(ours, theirs, strict=True):
-        assert float((a.float() - b.float()).norm()) < 1e-6 * float(b.float().norm())
-
-
-@pytest.fixture
-def even_few_logits_are_split(monkeypatch):
-    monkeypatch.setattr(objectives, "FEW", 0)
-    return monkeypatch
-
-
-@pytest.mark.parametrize("rows_at_once", [256, 10, 1, 111])
-@pytest.mark.parametrize("ignored", [0, 40, 110])
-def test_value_and_gradients_are_torchs(even_few_logits_are_split, ignored, rows_at_once):
-    even_few_logits_are_split.setitem(objectives.ROWS, "cpu", rows_at_once)
-    hidden, head, targets = setting()
-    targets.view(-1)[torch.randperm(111, generator=rng())[:ignored]] = IGNORE
-    for size in (1, 1e4):  # scores of any size do not overflow
-        args = (hidden.detach() * size).requires_grad_(), head, targets
-        assert_same(differentiated(linear_cross_entropy, *args), differentiated(torchs, *args))
-
-
-def test_compiled_it_has_torchs_gradients_too(even_few_logits_are_split):
-    """Under torch 2.11 they were zero, and the loss was right."""
-    torch.compiler.reset()
-    compiled = torch.compile(inspect.unwrap(linear_cross_entropy), backend="aot_eager", fullgraph=True)
-    assert_same(differentiated(compiled, *setting()), differentiated(torchs, *setting()))
-
-
-def test_all_logits_are_never_in_memory(monkeypatch):
-    monkeypatch.setattr(objectives, "MOST", 64 * 3000)
-    hidden, head, targets = setting(rows=(2000,), width=8, vocab=3000)
-    sizes = []
-
-    class Sizes(torch.utils._python_dispatch.TorchDispatchMode):
-        def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-            out = func(*args, **(kwargs or {}))
-            sizes.extend(t.numel() for t in (out if isinstance(out, tuple) else (out,)) if torch.is_tensor(t))
-            return out
-
-    with Sizes():
-        linear_cross_entropy(hidden, head, targets).backward()
-    assert 0 < max(sizes) <= 64 * 3000
 
 
 # ---- what makes no sense -------------------------------------------------------------------------------------------

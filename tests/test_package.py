@@ -57,10 +57,10 @@ def test_every_module_with_annotated_shapes_is_checked_while_the_tests_run(pytes
     """The pytest option --jaxtyping-packages is what makes annotated shapes more than comments."""
     import torch
 
-    from labkit.objectives import linear_cross_entropy
+    from labkit.tasks.embed import in_batch_contrastive
 
-    with pytest.raises(Exception, match="checking the parameters of labkit.objectives"):
-        linear_cross_entropy(torch.zeros(3), torch.zeros(5, 3), torch.zeros(3, 2, dtype=torch.long))
+    with pytest.raises(Exception, match="checking the parameters of labkit.tasks.embed"):
+        in_batch_contrastive(torch.zeros(2, 3), torch.zeros(2, 5))
     named, _, checker = pytestconfig.getoption("--jaxtyping-packages").rpartition(",")
     folder = Path(labkit.__file__).parent
     files = [file for file in folder.rglob("*.py") if "from jaxtyping import" in file.read_text(encoding="utf-8")]

@@ -9,7 +9,6 @@ import torch
 
 from benchmarks.study import future
 from benchmarks.study.future import Run, Study, flops_per_token, run_study, tables
-from labkit import objectives
 from labkit.errors import DataError, ModelError, TrainingError
 from labkit.future_attention.arms import arm
 
@@ -80,14 +79,13 @@ def test_invalid_studies_are_refused_before_anything_is_written(tmp_path):
             replace(STUDY, **change)
 
 
-@pytest.mark.parametrize("rows", [2, objectives.FEW // (300 * 16) + 1])  # the loss of so many is computed in pieces
-def test_arithmetic_is_counted(rows):
+def test_arithmetic_is_counted():
     """By hand: 6 per weight of a product and token, and 12 per pair and channel of attention."""
     one, weights = arm("smaller"), 12 * 16 * 16 + 300 * 16
     model = one.build(STUDY.config, 0)
-    batch = {"input_ids": torch.randint(300, (rows, 16)), "labels": torch.randint(300, (rows, 16))}
+    batch = {"input_ids": torch.randint(300, (2, 16)), "labels": torch.randint(300, (2, 16))}
     assert flops_per_token(one, model, batch) == pytest.approx(6 * weights + 12 * 16 * 16, rel=0.02)
-    assert objectives.FEW == 2**20 and all(p.grad is None for p in model.parameters())
+    assert all(p.grad is None for p in model.parameters())
 
 
 @pytest.mark.end_to_end

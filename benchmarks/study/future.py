@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import argparse
 import hashlib
-import math
 import shutil
 import sys
 from collections.abc import Sequence
@@ -33,7 +32,6 @@ sys.path.insert(0, str(Path(__file__).parents[2]))  # the checkout, installed or
 
 from benchmarks.study import report, runner  # noqa: E402
 from benchmarks.study.runner import listed, option, slug  # noqa: E402
-from labkit import objectives  # noqa: E402
 from labkit.datasets import embedded  # noqa: E402
 from labkit.datasets.text import Document, read_documents  # noqa: E402
 from labkit.errors import DataError, TrainingError  # noqa: E402
@@ -230,16 +228,12 @@ def flops_per_token(arm: Arm, model: GPT, batch: dict[str, Tensor]) -> float:
     from torch.nn.attention import SDPBackend, sdpa_kernel
     from torch.utils.flop_counter import FlopCounterMode
 
-    few, objectives.FEW = objectives.FEW, math.inf  # not all products of the loss in pieces are counted
-    by_products = sdpa_kernel(SDPBackend.MATH)  # nor is the fused attention kernel of a CPU
-    try:
-        with torch.random.fork_rng(), by_products, FlopCounterMode(display=False) as counted:
-            device = model.wte.weight.device
-            loss, extra = arm.losses(model, batch["input_ids"].to(device), batch["labels"].to(device))
-            (loss if extra is None else loss + extra).backward()
-    finally:
-        objectives.FEW = few
-        model.zero_grad(set_to_none=True)
+    by_products = sdpa_kernel(SDPBackend.MATH)  # the fused attention kernel of a CPU is not counted
+    with torch.random.fork_rng(), by_products, FlopCounterMode(display=False) as counted:
+        device = model.wte.weight.device
+        loss, extra = arm.losses(model, batch["input_ids"].to(device), batch["labels"].to(device))
+        (loss if extra is None else loss + extra).backward()
+    model.zero_grad(set_to_none=True)
     return counted.get_total_flops() / batch["input_ids"].numel()
 
 

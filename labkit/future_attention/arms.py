@@ -28,7 +28,6 @@ from torch.nn import functional as F
 from labkit.errors import ModelError
 from labkit.future_attention import Future, FutureGPT, FutureLoss
 from labkit.gpt import GPT, GPTConfig
-from labkit.objectives import linear_cross_entropy
 
 COLUMNS = {"future": "position", "shuffled": "position", "tokens": "tokens", "shuffled-tokens": "tokens"}
 WHOLE, NUMBER = r"([1-9]\d*)", r"(\d+(?:\.\d+)?(?:e-?\d+)?)"
@@ -109,11 +108,12 @@ class MultiTokenGPT(GPT):
     def loss_ahead(self, ids: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
         """Mean nats of the next token, and of the tokens after it; `targets` as for `loss`."""
         hidden = self.hidden(ids)
-        later = [
-            linear_cross_entropy(hidden[:, :-k] + layer(hidden[:, :-k]), self.wte.weight, targets[:, k:])
-            for k, layer in enumerate(self.ahead, 1)
-        ]
-        return linear_cross_entropy(hidden, self.wte.weight, targets), torch.stack(later).mean()
+
+        def nats(states: Tensor, targets: Tensor) -> Tensor:
+            return F.cross_entropy((states @ self.wte.weight.T).flatten(0, 1).float(), targets.flatten())
+
+        later = [nats(hidden[:, :-k] + layer(hidden[:, :-k]), targets[:, k:]) for k, layer in enumerate(self.ahead, 1)]
+        return nats(hidden, targets), torch.stack(later).mean()
 
 
 def matched_inner(config: GPTConfig) -> int:

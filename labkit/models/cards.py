@@ -33,7 +33,8 @@ def of_converted(lm: Any, layers: list[int] | None) -> dict[str, bytes]:
     reach = "to the whole text" if window is None else f"to {window - 1} tokens on either side"
     plain = "it cannot express its masks: **without labkit this model may be causal**"
     if loads_in_transformers(lm.model, layers):
-        plain = "version 5.3 or newer loads it as bidirectional; only labkit keeps documents packed into one row apart"
+        plain = "version 5.3 or newer loads it as bidirectional; only labkit handles windows under flash attention, "
+        plain += "and keeps documents packed into one row apart"
     facts = {
         "Bidirectional layers": "all" if layers is None else f"{layers}; the others stay causal",
         "Attention of local layers": f"{reach} (`--window {decoder.conversion['window']}`)",
