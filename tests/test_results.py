@@ -62,8 +62,8 @@ def test_the_scores_of_the_gpu_study_are_those_of_its_documents():
 
 def test_a_file_of_rows_is_a_table_and_other_files_are_read_as_they_are():
     assert len(results.load("cost_cpu")) == len(stored("cost_cpu")["rows"])
-    assert results.read("gpt_training") == stored("gpt_training")
+    assert results.read("attention") == stored("attention")
     with pytest.raises(DataError, match="not a table"):
-        results.load("gpt_training")
+        results.load("attention")
     with pytest.raises(DataError, match="cost_cpu"):
         results.load("no_such_result")
