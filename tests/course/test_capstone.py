@@ -97,7 +97,7 @@ def test_each_fault_is_one_line(capstone, words):
     FAULTS[words](capstone)
     faults = check(capstone)[2]
     assert sum(words in fault for fault in faults) == 1 and not any("\n" in fault for fault in faults)
-    assert words != "there is no folder" or len(faults) == 1  # and not a missing seed for each of the others
+    assert words != "there is no folder" or len(faults) == 1  # its seeds are not missing one by one, too
 
 
 def test_with_equal_seeds_the_interval_is_that_of_student_over_the_test_groups(capstone):

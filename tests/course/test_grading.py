@@ -221,6 +221,7 @@ def test_a4_is_graded_with_the_predictions_of_the_student(tmp_path):
     assert not list(tmp_path.glob("student/*.json")) and not list(tmp_path.glob("nbgrader/**/*.json"))
     forms = {
         "right": json.dumps(runs), "one-seed": json.dumps(runs[:2]), "none": None,
+        "other-seeds": json.dumps([run | {"seed": run["seed"] + 3} for run in runs]),
         "deep": "[" * 10**5, "number": "1e999", "tags": json.dumps([run | {"tags": {"fn-003": [1]}} for run in runs]),
     }  # fmt: skip
     for student, predictions in forms.items():
@@ -234,7 +235,8 @@ def test_a4_is_graded_with_the_predictions_of_the_student(tmp_path):
     messages = {student: grade.outcomes[3].message for student, grade in grades.items()}
     assert "Run the training cell" in messages["none"]
     assert all("as the training cell writes it" in messages[form] for form in ("deep", "number", "tags"))
-    assert "two seeds for each mask" in messages["one-seed"]
+    assert "two seeds for each mask" in messages["one-seed"] and "your own SEEDS" not in messages["one-seed"]
+    assert "made in another version of this assignment" in messages["other-seeds"]
 
 
 def test_odd_names_do_not_stop_the_class(tmp_path):
