@@ -80,14 +80,15 @@ def course_check(
 
     Example: labkit course check a1_masks_and_attention.ipynb
     """
+    from labkit.course.exercises import assignment as registered
     from labkit.course.grade import grade
     from labkit.course.sandbox import Limits
 
     with waiting("running the notebook"):
         result = grade(notebook.stem, notebook, Limits(), assignment_name=assignment, trusted=True)
-    rows = [(o.exercise, o.status, f"{o.points} of {o.out_of}") for o in result.outcomes] + [
-        ("in all", "", result.score)
-    ]
+    later = registered(result.assignment).points - result.out_of
+    rows = [(o.exercise, o.status, f"{o.points} of {o.out_of}") for o in result.outcomes]
+    rows.append(("in all", "", result.score + (f"; {later} more when it is graded" if later else "")))
     texts = [*(outcome for outcome in result.outcomes if outcome.message), *result.trouble]
     report(as_json, asdict(result), table(("exercise", "", "points"), rows), *(f"\n{text}" for text in texts))
     raise typer.Exit(0 if result.points == result.out_of else 1)
@@ -173,12 +174,15 @@ def course_gradebook(
     from labkit.files import write_whole
 
     graded = _grades(grades)
-    text, without = gradebook_csv(graded, kind, roster)
+    text, without, ungraded = gradebook_csv(graded, kind, roster)
     write_whole(output, text)
+    provisional = [grade.student for grade in graded if grade.timed_out]
+    lists = {"not in the roster": without, "without a grade": ungraded, "provisional (time limit)": provisional}
+    notes = "".join(f"; {what}: {', '.join(names)}" for what, names in lists.items() if names)
     about = {"file": output, "grades": len(graded), "not_in_roster": without}
-    missing = f"; not in the roster: {', '.join(without)}" if without else ""
+    about |= {"without_grade": ungraded, "provisional": provisional}
     with aside(output):
-        report(as_json, about, f"{output}: {len(graded) - len(without)} grades{missing}")
+        report(as_json, about, f"{output}: {len(graded) - len(without)} grades{notes}")
 
 
 def _grades(folder: Path) -> list[Any]:

@@ -65,7 +65,7 @@ class Answer:
         if reply.get("error") == NOT_BEGUN:
             raise NotBegun(self.name)
         if "answer" not in reply:
-            raise Mistake(f"{self.name} to return", reply.get("error", "nothing"))
+            raise Mistake(f"`{self.name}` to return without an error", reply.get("error", "nothing"))
         try:
             return loads(reply["answer"])
         except CourseError as error:
@@ -215,7 +215,7 @@ def _encoded(value: Any) -> Any:
             return _encoded(torch.from_numpy(np.array(value)))
         case Tensor() if not value.is_complex():
             return {"$": str(value.dtype).removeprefix("torch."), "items": value.tolist()}
-    raise CourseError(f"a {type(value).__name__} cannot be judged; give plain values or tensors of numbers or booleans")
+    raise CourseError(f"a {type(value).__name__} cannot be judged; give a list, plain values or tensors of numbers")
 
 
 def _decoded(value: dict[str, Any]) -> Any:

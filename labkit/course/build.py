@@ -52,7 +52,8 @@ def build(
     """Writes `student/`, `solution/` and `nbgrader/source/` of the assignments `names` (all) into `output_dir`.
 
     `execute`: the solutions are also run, to store their outputs (about a minute on two cores for all). If predictions
-    lie beside the master, they are copied beside the solution, so that it trains nothing.
+    lie beside the master, they are copied beside the solution, so that it trains nothing. Their seeds are those of the
+    public variant, so the check of a private one refuses them.
     `with_solutions`: the students' notebooks have them folded below the hints, for self-study.
 
     Raises CourseError for an unknown assignment or a master that does not fit its checks; nothing is written then. If a

@@ -42,6 +42,8 @@ def check_runs(
     sides = {"train": Path(files[0]), "test": Path(files[-1])} | ({"dev": Path(files[1])} if files[2:] else {})
     digests = {side: digest(readers.scan(task, path).examples) for side, path in sides.items()}
     faults = [f"{Path(of['path']).name}: {fault}" for of in check_files(task, files) for fault in of["faults"]]
+    there = [arm for arm in arms if Path(folder, arm).is_dir()]
+    faults += [f"there is no folder {Path(folder, arm)}" for arm in arms if arm not in there]
     rows, firsts = [], {}  # firsts: {arm: configuration of its first run}
     judged: dict[str, dict[int, pd.DataFrame]] = {arm: {} for arm in arms}
     for arm, mask in arms.items():
@@ -72,7 +74,7 @@ def check_runs(
             rows.append(row)
     seeds = {arm: Counter(row["seed"] for row in rows if row["arm"] == arm) for arm in arms}
     every = sorted(set().union(*seeds.values()))
-    faults += [f"{arm}: seed {seed} is missing" for arm in arms for seed in every if seed not in seeds[arm]]
+    faults += [f"{arm}: seed {seed} is missing" for arm in there for seed in every if seed not in seeds[arm]]
     faults += [f"{arm}: {n} runs have the seed {s}" for arm in arms for s, n in seeds[arm].items() if n > 1]
     what = {arm: [config[name] for name in VARIED] for arm, config in firsts.items()}
     faults += [f"{b} has the mask, readings and model of {a}" for a, b in combinations(what, 2) if what[a] == what[b]]

@@ -107,7 +107,8 @@ def write_pages(grades: Sequence[Grade], folder: Path) -> None:
         if grade.points != sum(outcome.points for outcome in grade.outcomes) and not grade.failure:
             lead += " Only the track with more points counts."
         body = "".join(outcome._repr_html_() for outcome in grade.outcomes)
-        body += _table(("cells that did not run",), [(escape(trouble),) for trouble in grade.trouble])
+        if grade.trouble:
+            body += _table(("cells that did not run",), [(escape(trouble),) for trouble in grade.trouble])
         _write_page(folder / f"{grade.student}.html", f"{grade.assignment.upper()}: {grade.student}", lead, body)
     outcomes = [outcome for grade in grades for outcome in grade.outcomes]
     judged = Counter(outcome.exercise for outcome in outcomes)
@@ -132,8 +133,10 @@ def write_pages(grades: Sequence[Grade], folder: Path) -> None:
     write_whole(folder / "grades.csv", _csv(pd.DataFrame(table, dtype=object)))
 
 
-def gradebook_csv(grades: Sequence[Grade], kind: str, roster: str | Path | None = None) -> tuple[str, list[str]]:
-    """The text of a file that Canvas or Moodle imports, and the students for whom the roster has no row.
+def gradebook_csv(
+    grades: Sequence[Grade], kind: str, roster: str | Path | None = None
+) -> tuple[str, list[str], list[str]]:
+    """The text of a file that Canvas or Moodle imports, the students without a row in the roster, and without a grade.
 
     A gradebook identifies its students in its own way. The rows of the roster that it exported are kept as they are,
     and the points go in where a student's file was named after one of the columns that identify. Without a roster the
@@ -166,7 +169,9 @@ def gradebook_csv(grades: Sequence[Grade], kind: str, roster: str | Path | None 
     matches = [keys[keys.isin(list(points)) & ~keys.duplicated(keep=False)] for keys in identities]
     students = max(matches, key=len)
     table.loc[students.index, column] = students.map(points)
-    return _csv(table), sorted(points.keys() - set(students))
+    others = identities[[len(match) for match in matches].index(len(students))].drop(students.index)
+    ungraded = [name for name in others if name not in ("", "Points Possible")]
+    return _csv(table), sorted(points.keys() - set(students)), ungraded
 
 
 def student_name(given: str) -> str:

@@ -87,6 +87,7 @@ FAULTS = {  # what a fault is called, and how it comes about
     ],
     "unmasked has the mask, readings and model of causal": lambda f: edit(f / UNMASKED, model="causal"),
     "at least 4 and 3 are required": lambda f: [shutil.rmtree(run) for run in f.glob("runs/*/seed-0")],
+    "there is no folder": lambda f: (f / "runs" / "read twice").rename(f / "runs" / "twice"),
     "the text is also in": lambda f: shutil.copy(f / "test.jsonl", f / TRAIN),
 }
 
@@ -96,6 +97,7 @@ def test_each_fault_is_one_line(capstone, words):
     FAULTS[words](capstone)
     faults = check(capstone)[2]
     assert sum(words in fault for fault in faults) == 1 and not any("\n" in fault for fault in faults)
+    assert words != "there is no folder" or len(faults) == 1  # its seeds are not missing one by one, too
 
 
 def test_with_equal_seeds_the_interval_is_that_of_student_over_the_test_groups(capstone):

@@ -221,6 +221,7 @@ def test_a4_is_graded_with_the_predictions_of_the_student(tmp_path):
     assert not list(tmp_path.glob("student/*.json")) and not list(tmp_path.glob("nbgrader/**/*.json"))
     forms = {
         "right": json.dumps(runs), "one-seed": json.dumps(runs[:2]), "none": None,
+        "other-seeds": json.dumps([run | {"seed": run["seed"] + 3} for run in runs]),
         "deep": "[" * 10**5, "number": "1e999", "tags": json.dumps([run | {"tags": {"fn-003": [1]}} for run in runs]),
     }  # fmt: skip
     for student, predictions in forms.items():
@@ -234,7 +235,8 @@ def test_a4_is_graded_with_the_predictions_of_the_student(tmp_path):
     messages = {student: grade.outcomes[3].message for student, grade in grades.items()}
     assert "Run the training cell" in messages["none"]
     assert all("as the training cell writes it" in messages[form] for form in ("deep", "number", "tags"))
-    assert "two seeds for each mask" in messages["one-seed"]
+    assert "two seeds for each mask" in messages["one-seed"] and "your own SEEDS" not in messages["one-seed"]
+    assert "made in another version of this assignment" in messages["other-seeds"]
 
 
 def test_odd_names_do_not_stop_the_class(tmp_path):
@@ -273,6 +275,7 @@ def test_the_pages_name_the_mistake_and_what_was_not_graded(graded):
     pages = {path.stem: path.read_text(encoding="utf-8") for path in graded[1].glob("*.html")}
     assert "upper triangle" in pages["=bea"] and "upper triangle" in pages["class"]
     assert any(line.startswith("Likely: ") for line in pages["=bea"].splitlines())
+    assert "cells that did not run" not in pages["ada@x.org"]
     assert "could not be graded" in pages["cem"] and "not graded" in pages["class"]
     assert 'href="%3Dbea.html"' in pages["class"]
 
@@ -284,9 +287,10 @@ def test_a_canvas_file_keeps_the_roster_and_leaves_what_could_not_be_graded_empt
         "    Points Possible,,,,,23\n"
         '"Lovelace, Ada",1,u1,ada@x.org,s,\n"Cem",2,u2,cem,s,9\n"Eve",3,u3,eve,s,5\n'
     )
-    text, without = gradebook_csv(graded[0], "canvas", roster)
+    text, without, ungraded = gradebook_csv(graded[0], "canvas", roster)
     rows = {row["Student"].strip(): row["A1 (77)"] for row in csv.DictReader(text.splitlines())}
     assert rows == {"Points Possible": "23", "Lovelace, Ada": "2", "Cem": "", "Eve": "5"} and without == ["=bea"]
+    assert ungraded == ["eve"]
 
 
 def test_two_of_one_name_are_not_guessed_between_and_one_column_identifies_all(graded, tmp_path):
@@ -323,7 +327,7 @@ def test_list_build_and_check(labkit_command, tmp_path, built):
             notebook, other = ([cell["source"] for cell in code] for code in (cells, others))
         assert notebook == other
     code, out, _ = labkit_command("course", "check", built / "student" / NAME)
-    assert code == 1 and "not begun" in out
+    assert code == 1 and "not begun" in out and "more when it is graded" in out
     code, out, _ = labkit_command("course", "check", built / "solution" / NAME, "--json")
     assert code == 0 and json.loads(out)["points"] == json.loads(out)["out_of"] and json.loads(out)["trouble"] == []
 
@@ -337,7 +341,13 @@ def test_grade_and_gradebook(labkit_command, tmp_path):
     code, printed, _ = labkit_command(*command, "--json")
     assert code == 1 and json.loads(printed) == json.loads(json.dumps([asdict(grade) for grade in read_grades(out)]))
     code, printed, error = labkit_command("course", "gradebook", out, "--kind", "canvas", "--output", "-")
-    assert code == 0 and "2 grades" in error and printed == gradebook_csv(read_grades(out), "canvas")[0]
+    assert code == 0 and "2 grades\n" in error and printed == gradebook_csv(read_grades(out), "canvas")[0]
+    (out / "ada.json").write_text((out / "ada.json").read_text().replace('"timed_out": false', '"timed_out": true'))
+    roster = tmp_path / "roster.csv"
+    roster.write_text("Username\nada\neve\n")
+    moodle = ("course", "gradebook", out, "--kind", "moodle", "--output", "-", "--roster", roster)
+    notes = "1 grades; not in the roster: bea; without a grade: eve; provisional (time limit): ada\n"
+    assert notes in labkit_command(*moodle)[2]
 
 
 @pytest.mark.parametrize(

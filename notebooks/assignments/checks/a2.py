@@ -20,14 +20,14 @@ from labkit.course.exercises import Assignment
 from labkit.course.mistakes import Mistake, expect, expect_equal, expect_tensor, lacks_cells, not_finite
 from labkit.course.variant import Variant
 
-ASSIGNMENT = A2 = Assignment("a2", "Convert GPT-2 and prove it", minutes=90)
-A2.exercise("a2_influence", "The influence matrix", "influence", difficulty=1, minutes=7)
+ASSIGNMENT = A2 = Assignment("a2", "Convert GPT-2 and prove it", minutes=110)
+A2.exercise("a2_influence", "The influence matrix", "influence", difficulty=1, minutes=8)
 A2.exercise("a2_verdict", "A verdict", "verdict", difficulty=1, minutes=4)
 A2.exercise("a2_padding", "A batch with padding", "influence_in_batch", difficulty=2, minutes=10)
-A2.exercise("a2_heads", "Layer by layer, head by head", "head_influence", difficulty=4, minutes=15)
-A2.exercise("a2_difference", "Where the computation differs", "first_difference", difficulty=2, minutes=9)
-A2.exercise("a2_packed", "Packed documents", "packed_inputs", difficulty=3, minutes=12)
-A2.exercise("a2_audit", "Your audit, under attack", "audit", difficulty=4, minutes=20)
+A2.exercise("a2_heads", "Layer by layer, head by head", "head_influence", difficulty=4, minutes=20)
+A2.exercise("a2_difference", "Where the computation differs", "first_difference", difficulty=2, minutes=10)
+A2.exercise("a2_packed", "Packed documents", "packed_inputs", difficulty=3, minutes=15)
+A2.exercise("a2_audit", "Your audit, under attack", "audit", difficulty=4, minutes=25)
 SENTENCES = (
     "The old man the boat.", "The prime number few.", "The complex houses married students.",
     "We painted the wall with cracks.", "The horse raced past the barn fell.",
@@ -38,6 +38,7 @@ A2.shows("pads", (3, 2, 4))
 
 LAYERS, HEADS, VOCABULARY, SPREAD = 2, 4, 453, 0.1  # of tiny-gpt2; a small spread leaves no weight near zero
 CLOSED, FAINT = torch.finfo(torch.float32).min, {"faint future": -10.0, "padding faint": -12.0}
+COMPONENTS = {"component up": 0.01, "component down": -0.01}  # of the embedding of one position
 FACTORS = {"weights scaled": 1.02, "large scores": 300.0}  # of queries and keys in one layer
 QUIET = dict.fromkeys(("quiet head", "quiet original"), 1e-6)  # of what one head adds to the hidden states
 
@@ -62,6 +63,8 @@ def model(kind: str, seed: int, training: bool = False, attn: str = "sdpa") -> n
             projection.view(HEADS, -1, projection.shape[1])[faulty_head(seed)] *= QUIET[kind]
         elif kind == "late position":
             made.transformer.wpe.weight[5:] = made.transformer.wpe.weight[5:].flip(-1)
+        elif kind in COMPONENTS:
+            made.transformer.wpe.weight[3, 7] += COMPONENTS[kind]
         # transformers installs the hooks that record hidden states at the first use; answers are not blamed for them.
         made(torch.tensor([[3]]), output_hidden_states=True)
     conversions = {
@@ -164,7 +167,7 @@ def the_matrix(answer: Answer, variant: Variant, kind: str) -> None:
     }
     what = f'the influence matrix of the model "{kind}"'
     try:
-        actual = _answered(answer, _model(kind, seed), ids)
+        actual = _answered(answer, _model(kind, seed, training=kind == "one ahead"), ids)
     except Mistake as mistake:
         if "IndexError: index out of range" in mistake.came:
             mistake.likely = "Token ids end at vocab_size - 1. Which id follows the last one?"
@@ -224,6 +227,9 @@ def single_heads(answer: Answer, variant: Variant, kind: str) -> None:
         expected = (added(kind, seed, layer, real) > CLOSED)[0]
         through_layers = reach(kind, seed, real).expand(HEADS, n, n)
         suspects = {
+            "Positions and heads are mixed: `c_proj` receives (n, width), so split the width only.": expected.transpose(
+                0, 1
+            ).reshape(HEADS, n, n),
             "All heads are equal. Are they mixed, or cut in the wrong places?": expected.any(0).expand(HEADS, n, n),
             "This is the influence through several layers. Where do you change the state?": through_layers,
             "Rows and columns have changed places.": expected.mT,
@@ -233,16 +239,19 @@ def single_heads(answer: Answer, variant: Variant, kind: str) -> None:
         expect_tensor(actual, expected, f"the influence in layer {layer}, by head,", suspects)
 
 
-@A2.part("a2_difference", points=1, cases=("labkit", "late position"), hidden=True)
-@A2.part("a2_difference", points=2, cases=("open", "by hand", "forgets-scaling", "weights scaled"))
+@A2.part("a2_difference", points=1, cases=("labkit", *COMPONENTS), hidden=True)
+@A2.part("a2_difference", points=2, cases=("open", "by hand", "late position", "forgets-scaling", "weights scaled"))
 def the_mask_put_back(answer: Answer, variant: Variant, kind: str) -> None:
     seed = variant.seed(f"same {kind}")
-    first = {"late position": 0, "forgets-scaling": 1, "weights scaled": 1 + faulty_layer(seed)}.get(kind)
+    places = dict.fromkeys(("late position", *COMPONENTS), 0)
+    first = (places | {"forgets-scaling": 1, "weights scaled": 1 + faulty_layer(seed)}).get(kind)
     suspects = {LIKELY[kind]: lambda actual: True}
-    if first is not None:
+    if first is not None and kind not in COMPONENTS:
         suspects = {
             "This is the last state that differs. A fault changes all later states, too.": LAYERS,
-            "Count from 0: number 0 is the sum of the embeddings, number 1 the state after the first block.": first - 1,
+            "Count from 0: number 0 is the sum of the embeddings, number 1 the state after the first block.": (
+                lambda actual: actual in (first - 1, first + 1)
+            ),
         } | suspects
     actual = _answered(answer, _model("unchanged", seed), _model(kind, seed), _ids(variant, kind, 8))
     what = f"the first difference of {'a correct' if first is None else 'a faulty'} model"
@@ -297,14 +306,11 @@ def the_mask(answer: Answer, variant: Variant, kind: str) -> None:
     expect_tensor(logits(none, zero=mask), logits(others), "the logits under your mask", suspects, 1e-4)
 
 
-KNOWN = ("by hand", "unchanged", "unpadded only", "one layer", "labkit", "padding open", "forgets-scaling")
-UNKNOWN = (
-    "one head", "evaluation only", "training only", "padded only", "one ahead", "padding faint", "open", "one cell",
-    "faint future", "weights scaled", "quiet head",
-)  # fmt: skip
+KNOWN = ("labkit", "by hand", "unchanged", "unpadded only", "one layer", "padding open", "forgets-scaling")
+BY_MASK = ("evaluation only", "training only", "padded only", "one ahead", "padding faint", "open")
+BY_HEADS = ("one head", "open", "one cell", "faint future", "weights scaled", "quiet head")  # or by logits
 
 
-@A2.part("a2_audit", points=4, cases=UNKNOWN, hidden=True)
 @A2.part("a2_audit", points=4, cases=KNOWN)
 def attacks(answer: Answer, variant: Variant, kind: str) -> None:
     if variant.round:
@@ -313,9 +319,23 @@ def attacks(answer: Answer, variant: Variant, kind: str) -> None:
     original = "quiet original" if kind in QUIET else "unchanged"
     judgement = _answered(answer, _model(kind, seed, training=training), _model(original, seed))
     correct = kind in CORRECT
-    expect_equal(judgement, correct, f"the audit of {'a correct' if correct else 'a faulty'} model", LIKELY[kind])
+    likely = REJECTED if kind == "labkit" else LIKELY[kind]
+    expect_equal(judgement, correct, f"the audit of {'a correct' if correct else 'a faulty'} model", likely)
 
 
+@A2.part("a2_audit", points=2, cases=BY_MASK, hidden=True)
+def more_masks_and_modes(answer: Answer, variant: Variant, kind: str) -> None:
+    attacks(answer, variant, kind)
+
+
+@A2.part("a2_audit", points=2, cases=BY_HEADS, hidden=True)
+def more_heads_and_logits(answer: Answer, variant: Variant, kind: str) -> None:
+    attacks(answer, variant, kind)
+
+
+REJECTED = (
+    "This conversion is correct. Is `original` under a full mask, and are pads left out of the logits that you compare?"
+)
 CORRECT = ("open", "labkit", "by hand")
 LIKELY = {  # the probable cause of a wrong answer about a model of this kind
     "open": "Only its mask is changed. Which mask is in force when you compare?",
@@ -325,6 +345,8 @@ LIKELY = {  # the probable cause of a wrong answer about a model of this kind
     "forgets-scaling": "Its weights are right, but it computes something else. Do you compare the computation?",
     "weights scaled": "Its numbers differ only a little. Do you compare all of them, one by one?",
     "late position": "Only late positions differ. Which positions do you compare?",
+    "component up": "One component is larger by 0.01, and no other differs. Is each absolute difference compared?",
+    "component down": "One component is smaller by 0.01, and no other differs. Is each absolute difference compared?",
     "unpadded only": "It is open alone, and causal beside a padded row. Do you test a padded batch?",
     "padded only": "It is open beside a padded row only. Do you test a row alone?",
     "one layer": "One open layer opens all outputs. Do you test layer by layer?",

@@ -14,9 +14,9 @@
 # | | |
 # |---|---|
 # | **You need** | lesson 03; lesson 02 for the parts of GPT-2 |
-# | **Time and points** | about 90 minutes with reading, 30 points |
+# | **Time and points** | about 110 minutes with reading, 30 points |
 #
-# Each exercise has a check. It states what was expected, what was returned, and the likely cause of a mistake. In most exercises it covers a part of the points: graders also test other models. Cells with `check.look` show what your function returns, once you have written it.
+# Each exercise has a check. It states what was expected, what was returned, and the likely cause of a mistake. In most exercises the check covers only a part of the points, because graders also test other models. Cells with `check.look` show what your function returns, once you have written it.
 
 # %%
 import copy
@@ -52,7 +52,7 @@ print("logits", tuple(once.shape), "equal to the last bit:", torch.equal(once, a
 # %% [markdown] exercise="a2_influence"
 # Return the **influence matrix**: booleans, shape `(n, n)`, `True` at `[i, j]` if any logit of output `i` changes when token `j`, and no other, is replaced by another token.
 #
-# Token ids go from 0 to `model.config.vocab_size - 1`. `ids` is `(1, n)`; leave it as it is.
+# Token ids go from 0 to `model.config.vocab_size - 1`. `ids` is `(1, n)`; leave it as it is. Leave the mode of the model as it is, too.
 
 # %% [markdown] hint="a2_influence"
 # Use `ids.clone()` before you write into it, and start from the original sentence for each column. `(id + 1) % vocabulary` is always a valid other id. In `before != after`, which axis holds the vocabulary, and what does `any` do there?
@@ -87,7 +87,7 @@ viz.mask_figure(influence(model, ids), tokens, "Which token (column) changes whi
 # - `"mixed"` for any other matrix.
 
 # %% [markdown] hint="a2_verdict"
-# You know all cells of the two matrices. `torch.equal` compares two tables.
+# You know all cells of the two matrices. `torch.equal` compares two tensors.
 
 
 # %% answer="a2_verdict"
@@ -107,7 +107,7 @@ verdict(influence(model, ids))
 # %% [markdown]
 # ## The silent failure
 #
-# Now we convert the model with a popular recipe. The second cell shows your verdict.
+# Now we convert the model with a popular recipe. The second cell below prints your verdict on the result.
 
 # %%
 print(pitfalls.get("layer-flag-off").code)
@@ -165,7 +165,7 @@ def batch_verdicts(model):
 {"unchanged": batch_verdicts(model), "recipe": batch_verdicts(flagged)}
 
 # %% [markdown]
-# Compare the full row of the recipe with its verdict without a batch. The sentence and the weights are the same, but with a padded row in the batch the model is causal again (lesson 03, section 3).
+# Compare the recipe's verdict on the full row with your earlier verdict on the same sentence alone. The sentence and the weights are the same, but with a padded row in the batch the model is causal again (lesson 03, section 3).
 #
 # ## One open layer
 #
@@ -259,11 +259,11 @@ broken = pitfalls.get("forgets-scaling").apply(copy.deepcopy(model))
 batch_verdicts(broken)
 
 # %% [markdown] exercise="a2_difference"
-# Every cell of that mask is right, but the model does not compute what GPT-2 computes. To find such a fault, put **the causal mask** back into `converted`; then it must have the states of `original`, which is causal. Return **where they first differ**.
+# Every cell of that mask is right, but the model does not compute what GPT-2 computes. To find such a fault, put **the causal mask** back into `converted`; then its states must equal those of `original`, which is causal. Return **where they first differ**.
 #
 # With `output_hidden_states=True` a model also returns `hidden_states`: number 0 is the sum of the two embeddings, number `k` is the state after `k` blocks, and the last one has also passed the final LayerNorm. Return the smallest number at which any component differs by more than `1e-4`, or `None` if there is none. (Smaller differences are rounding: the same sum in another order.)
 #
-# `with labkit.masked(model, masks.causal()):` puts a mask into force in all layers, inside the block only.
+# `with labkit.masked(model, masks.causal()):` makes all layers use this mask inside the block.
 
 # %% [markdown] hint="a2_difference"
 # Which of the two calls needs the mask? Go through the pairs of states with `enumerate(zip(...))`. `torch.allclose` has an argument `atol`.
@@ -298,7 +298,7 @@ print("recipe:", first_difference(model, flagged, ids), "| forgets-scaling:", fi
 # - the mask, `torch.float32`, `(batch, 1, n, n)`: each token attends to its whole document, and to no other token,
 # - the `position_ids`, whole numbers, `(batch, n)`: GPT-2 has learned positions, so each document starts at 0.
 #
-# Scores can be large: what you add must hide a key whatever its score is. For padding, any values will do that are valid (no NaN, no position below 0).
+# Scores can be large: what you add must hide a key whatever its score is. The values for padding can be anything valid (no NaN, no position below 0).
 
 # %% [markdown] hint="a2_packed"
 # First make a table of booleans, `(batch, n, n)`: are both tokens in the same document? The mask follows with `masked_fill` and `torch.finfo`. The position of a token is the number of tokens of its document before it, and that is a sum over a part of the same table.
@@ -432,7 +432,7 @@ def museum():
 museum()
 
 # %% [markdown]
-# Your audit should accept labkit's conversion and five recipes. Two of them, `bool-mask-under-eager` and `query-rows-masked`, are correct with SDPA, the backend used here. If your audit puts the causal mask back with `first_difference`, a `ConversionError` rejects these two: they pass their own mask in every call.
+# Your audit should accept labkit's conversion and five recipes. Two of them, `bool-mask-under-eager` and `query-rows-masked`, are correct with SDPA, the backend used here. If your audit calls `first_difference`, it rejects these two with a `ConversionError`, because they pass their own mask in every call.
 #
 # **What you have now.** Your audit measures the mask of a model alone and in a batch, from its outputs and head by head, and compares its logits with the original.
 #

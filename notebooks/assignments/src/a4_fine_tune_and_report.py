@@ -14,13 +14,13 @@
 # | | |
 # |---|---|
 # | **You need** | lessons 07, 09, 10 and 12 |
-# | **Time and points** | 75 minutes without the training, 21 points |
+# | **Time and points** | about 85 minutes without the training, 21 points |
 # | **Training** | 12 minutes on one CPU core (measured on an Intel Xeon); needs 4 GB of memory |
 # | **Hand in** | this notebook **and** `a4_predictions.json`, in one folder |
 #
 # Each exercise has a check, which states what was expected, what your function returned, and the probable cause. Cells with `check.look` show what your function returns, once you have written it. You can skip an exercise and come back.
 #
-# The grader recomputes all numbers from `a4_predictions.json`. That the predictions come from your own training runs is on trust.
+# The grader recomputes all numbers from `a4_predictions.json`. It cannot check that the predictions come from your own training runs.
 
 # %%
 import json
@@ -60,7 +60,7 @@ gold = by_passage([sentence.tags for sentence in test_set])
 print(f"{len(gold)} passages; the tags of the first one:", *list(gold.values())[0], sep="\n")
 
 # %% [markdown] exercise="a4_counts"
-# The report needs three numbers: how many predicted entities are **correct**, how many were **predicted**, and how many are in **gold**. Counted for each kind, they also show which names are difficult.
+# The report needs three numbers: how many predicted entities are **correct**, how many were **predicted**, and how many are in **gold**. Counts for each kind also show which names are difficult.
 #
 # `gold` and `predicted` are lists of sentences; a sentence is a list of tags. A predicted entity is correct if gold has an entity in the same sentence with the same first word, last word and kind. An `I-` that does not continue an entity of its own kind **begins** one. (Lesson 10 leaves such entities out.)
 #
@@ -165,7 +165,7 @@ def train_all():
 
 
 # %% [markdown]
-# The next cell trains all runs and writes `a4_predictions.json` beside this notebook. If the file is there, nothing is trained. You can read exercises 2 to 5 in the meantime. After an interruption, run the cell again: finished runs are kept in `a4_runs`, and an unfinished one continues. To train with other settings, delete `a4_predictions.json` and the folder `a4_runs` first. On Colab, first run `labkit.colab.setup(drive=True)`, or both are lost with the machine.
+# The next cell trains all runs and writes `a4_predictions.json` beside this notebook. If the file exists, nothing is trained. You can read exercises 2 to 5 in the meantime. After an interruption, run the cell again: finished runs are kept in `a4_runs`, and an unfinished one continues. `labkit notebooks run` stops a cell after 10 minutes, so give it `--timeout 3600`. At least two of the `SEEDS` of this notebook and 20 steps are accepted. To train with other settings, delete `a4_predictions.json` and the folder `a4_runs` first. On Colab, first run `labkit.colab.setup(drive=True)`; otherwise both are lost when the machine is released.
 
 # %%
 runs = check.predictions("a4", train_all)
@@ -175,7 +175,7 @@ for run in runs:
     print({name: value for name, value in run.items() if name != "tags"})
 
 # %% [markdown]
-# Two predictions for one sentence, from the first run of each mask. Of the sentences on which the two runs differ, it is the one with the most entities. Gold entities are underlined, predicted ones are shaded.
+# The next figure shows two predictions for one sentence, from the first run of each mask. We chose the sentence with the most entities among those on which the two runs differ. Gold entities are underlined, predicted ones are shaded.
 
 # %%
 first = {mask: next(run for run in runs if run["mask"] == mask) for mask in ("causal", "bidirectional")}
@@ -200,7 +200,7 @@ viz.stacked({mask: figure_of(test_set[number], tags[number]) for mask, tags in p
 # - `"sentences"`: the numbers of training sentences differ
 # - `"passages"`: not all runs predicted the same test passages (the keys of `"tags"`)
 #
-# The arms of lesson 12 have 400, 700 and 150 steps, so `faults` returns `["steps"]`. A single seed is not a fault here.
+# Two arms of lesson 12 were trained for 400 and 700 steps, so `faults` returns `["steps"]` for them. A single seed is not a fault here.
 
 # %% [markdown] hint="a4_faults"
 # `{run["steps"] for run in [*one, *other]}` is a set. How many elements may it have? Seeds are compared between the arms: sort them first.
@@ -294,7 +294,7 @@ report(runs, draws)
 # %% [markdown]
 # Did both models learn the task? Without a model, giving each word its most frequent tag reaches an F1 of 36.5 on all 25 test passages (lesson 12).
 #
-# The next figure shows the difference for each kind of entity, too. (MISC occurs in too few passages.) If the masks are equally good, each of the five intervals still excludes 0 in more than one of twenty studies, because it covers neither other seeds nor the small number of passages (lesson 14 corrects both). So decide **before** you look which one you report: here it is *all kinds*.
+# The next figure shows the difference for each kind of entity, too. (MISC occurs in too few passages.) Even if the masks are equally good, each of these five intervals excludes 0 in more than one study of twenty: it ignores the variation between seeds, and with few passages the bootstrap is too narrow (lesson 14 corrects both). So decide **before** you look which one you report: here it is *all kinds*.
 
 
 # %%
@@ -318,7 +318,7 @@ viz.forest_figure(
 # |---|---|
 # | `"measured"` | In these runs, on these passages, the F1 of the two arms differs by `difference` points. |
 # | `"significant"` | The difference is significant. |
-# | `"mask"` | There is a significant difference, and `faults` finds no other difference between the arms. |
+# | `"mask"` | The difference is significant, and `faults` is empty. |
 # | `"equal"` | The two masks are equally good. |
 # | `"seeds"` | The interval also covers how much the F1 varies between seeds. |
 # | `"steps"` | After ten times as many steps, the same arm has the higher F1. |
@@ -346,4 +346,4 @@ def not_shown(fields):
 not_shown(report(runs, draws))
 
 # %% [markdown]
-# **What you have now.** A converted Gemma that you have fine-tuned with both masks, predictions that anyone can score again, and a report that states how certain the difference is and what it does not show. Hand in this notebook and `a4_predictions.json`. Lesson 14 has the same comparison with more steps, more seeds and controls.
+# **What you have now.** You have fine-tuned a converted Gemma with both masks, stored predictions that anyone can score again, and written a report that states how certain the difference is and what it does not show. Hand in this notebook and `a4_predictions.json`. Lesson 14 has the same comparison with more steps, more seeds and controls.

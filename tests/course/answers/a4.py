@@ -23,7 +23,7 @@ def faults(one, other):
     first = one[0]
     for run in one + other:
         found |= {name for name in ("steps", "sentences") if run[name] != first[name]}
-        if list(run["tags"]) != list(first["tags"]):
+        if sorted(run["tags"]) != sorted(first["tags"]):
             found.add("passages")
         if run["measured"] != run["mask"]:
             found.add("mask")
@@ -102,12 +102,17 @@ WRONG = {
         ("All runs have the same mask", " or measured[0] & measured[1]", ""),
         ("in one arm only", "measured[0] & measured[1]", "measured[0] == measured[1]"),
         ("counted twice", "or len(set(seeds[0])) < len(seeds[0])", ""),
+        ("single seed is not", "or len(set(seeds[0])) < len(seeds[0])", "or len(set(seeds[0])) < max(2, len(seeds[0]))"),
+        ("`measured` with `mask`", 'any(run["mask"] != run["measured"] for run in both)', 'any(len(of) > 1 for of in measured)'),
+        ("order of the passages", 'frozenset(run["tags"])', 'tuple(run["tags"])'),
+        ("give a list", "return found", "return set(found)"),
     ],
     "a4_compare": [
         ("average the F1", "counts.sum(1).unbind(-1)", "counts.unbind(-1)"),
         ("add up the counts of the seeds", "counts.sum(1).unbind(-1)", "counts.sum((0, 1)).unbind(-1)"),
         ("`other` minus `one`", DRAWN, "f1(other[:, draw]) - f1(one[:, draw])"),
         ("for one arm only", DRAWN, "f1(one[:, draw]) - f1(other)"),
+        ("Do both arms get the same passages", DRAWN, "f1(one[:, draw]) - f1(other[:, torch.randint(12, (12,))])"),
         ("2.5 %", "0.025, 0.975", "0.05, 0.95"),
         ("smallest to the largest", "0.025, 0.975", "0.0, 1.0"),
         ("is a share", "200 *", "2 *"),
@@ -123,6 +128,8 @@ WRONG = {
         ("comparison has a fault", "None if found else better", "better"),
         ("whole interval", '"causal" if high < 0 else None', "None"),
         ("Are exercises 1 to 3", "low, high = compare_arms(*counts, draws)", "low, high = compare_arms(*counts, draws[:9])"),
+        ("two arms are exchanged", 'in ("bidirectional", "causal")]', 'in ("causal", "bidirectional")]'),
+        ("None, not False", '"causal" if high < 0 else None', '"causal" if high < 0 else False', "None if found", "False if found"),
         ("with `faults`", '"faults": found', '"faults": []'),
     ],
     "a4_not_shown": [
