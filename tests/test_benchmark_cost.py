@@ -61,6 +61,7 @@ def killed_or_measured(row, seconds):
     return cost.measure(row, seconds)
 
 
+@pytest.mark.end_to_end
 def test_a_row_whose_process_is_killed_is_stored_and_the_next_one_is_measured(monkeypatch, tmp_path):
     monkeypatch.setattr(cost, "measure", killed_or_measured)
     output = tmp_path / "cost.json"

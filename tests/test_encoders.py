@@ -129,6 +129,7 @@ def examples_of(task: str, n: int) -> list:
     return [Sentence(f"{n}-{i}", CONTEXT, words, tuple(spans), tags) for i in range(4)]
 
 
+@pytest.mark.end_to_end
 @pytest.mark.parametrize("task", ["qa", "ner", "classify"])
 def test_an_encoder_is_trained_on_every_task_kept_and_used(packaged, task, tmp_path):
     sides = [examples_of(task, n) for n in range(3)]

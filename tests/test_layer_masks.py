@@ -55,6 +55,7 @@ def test_each_layer_can_have_its_own_mask(tiny, name, given):
         assert_layers_attend(model, [rule_of(masks.prefix(2)), causal_rules(model)[1]])
 
 
+@pytest.mark.matrix
 @pytest.mark.parametrize(("name", "attn"), CASES)
 @pytest.mark.parametrize("layers", [None, [0], [1]])
 def test_a_conversion_opens_the_chosen_layers_as_far_as_their_windows(tiny, name, attn, layers):
@@ -164,6 +165,7 @@ def decoded(model, cache):
     return torch.cat(steps, 1)
 
 
+@pytest.mark.matrix
 @pytest.mark.parametrize(("name", "attn"), CASES)
 def test_decoding_with_a_cache_equals_one_pass_or_is_refused(tiny, name, attn):
     model = tiny(name, attn).model

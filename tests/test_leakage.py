@@ -94,6 +94,7 @@ def test_a_leak_put_into_a_transformers_model_is_named_there(short, name):
     assert only_leak(planted.clamp_masks(model, 0.0, (1,)), "future-token").layers == (1,)
 
 
+@pytest.mark.matrix
 @pytest.mark.parametrize("vocabulary", [2, 7, 8, 14])
 def test_a_small_vocabulary_hides_nothing(vocabulary):
     assert not find_leaks(planted.no_mask(vocab_size=vocabulary)).clean
@@ -113,6 +114,7 @@ def test_two_leaks_at_once_are_reported_separately():
 # -- long texts, rare leaks, other rows and other calls ----------------------------------------------------------------
 
 
+@pytest.mark.matrix
 @pytest.mark.parametrize("size", [32, 256])
 @pytest.mark.parametrize("kind", planted.BLOCK_LEAKS)
 def test_a_leak_between_blocks_is_found_in_long_texts(kind, size):
@@ -153,6 +155,7 @@ def test_a_leak_that_shows_in_three_of_a_hundred_changes_is_found(seed):
     assert [leak.kind for leak in find_leaks(OneTokenGivesItAway(), seed=seed).leaks] == ["future-token"]
 
 
+@pytest.mark.matrix
 @pytest.mark.parametrize(
     ("make", "kinds", "problems"),
     [
@@ -196,6 +199,7 @@ class MaskFromTheTokens(planted.Small):
         return super().forward(ids, masks.bidirectional() if bool((ids == 0).any()) else masks.causal())
 
 
+@pytest.mark.matrix
 @pytest.mark.parametrize(
     ("make", "kind", "words", "layers"),
     [
@@ -230,6 +234,7 @@ def top_left(mask):
     return torch.zeros_like(mask).masked_fill(torch.ones(mask.shape[-2:]).triu(1).bool(), torch.finfo(mask.dtype).min)
 
 
+@pytest.mark.matrix
 @pytest.mark.parametrize("name", ["tiny-gpt2", "tiny-gemma3"])
 @pytest.mark.parametrize(
     ("change", "ways"),
@@ -253,6 +258,7 @@ CALLS = {
 }
 
 
+@pytest.mark.matrix
 @pytest.mark.parametrize("call", CALLS.values(), ids=CALLS)
 @pytest.mark.parametrize(("mask", "kind"), [(-1e9, None), (-10.0, "finite-mask"), (0.0, "future-token")])
 def test_how_attention_is_called_does_not_matter(call, mask, kind):
@@ -378,6 +384,7 @@ def test_an_honest_model_of_any_shape_and_dtype_is_clean(seed):
     assert report.influence.diagonal().all()
 
 
+@pytest.mark.matrix
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("router", [planted.CapacityByPosition, planted.GatheredExperts])
 def test_causal_routers_are_clean_although_their_rounding_depends_on_later_tokens(router, dtype):
@@ -402,6 +409,7 @@ def test_a_real_model_leaks_where_its_mask_is_opened_and_nowhere_else(name, dtyp
 # -- what goes in and what is left behind ------------------------------------------------------------------------------
 
 
+@pytest.mark.matrix
 @pytest.mark.parametrize(
     "make",
     [

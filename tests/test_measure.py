@@ -198,6 +198,7 @@ def test_an_assertion_fails_on_the_verdict_and_on_every_problem_that_is_not_allo
         labkit.assert_causal(learned, allow=())
 
 
+@pytest.mark.matrix
 @pytest.mark.parametrize("most", [200, 1000])
 def test_a_long_window_is_measured_without_a_long_sequence(tiny, monkeypatch, most):
     monkeypatch.setattr(checks, "MAX_TOKENS", most)
