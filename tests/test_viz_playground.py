@@ -146,9 +146,9 @@ def ids_of(lm, sentence: str = SENTENCE) -> tuple[int, ...]:
     return tuple(lm.tokenizer(sentence)["input_ids"])
 
 
-def answers(lm, mask, ids=None, **question) -> dict[str, dict]:
+def answers(lm, mask, ids=None, reads: str = "before", **question) -> dict[str, dict]:
     """{"answer", "attention", "verdict"} to a question about a sentence."""
-    return dict(LiveModel(lm, lambda: None).answers(ids or ids_of(lm), mask, **question))
+    return dict(LiveModel(lm, lambda: None, reads).answers(ids or ids_of(lm), mask, **question))
 
 
 def test_an_answer_is_what_the_model_predicts_under_the_mask(lm):
@@ -209,7 +209,7 @@ def test_every_mask_that_can_be_composed_is_really_in_force(tiny):
 
 
 def test_a_hidden_token_is_replaced_and_needs_a_mask_token(lm):
-    ids, hide = ids_of(lm), {"kind": "fill-in", "place": 2}
+    ids, hide, first = ids_of(lm), {"kind": "fill-in", "place": 2}, {"kind": "fill-in", "place": 0}
     with pytest.raises(DataError, match="no mask token"):
         answers(lm, masks.causal(), **hide)
     ensure_mask_token(lm.model, lm.tokenizer)
@@ -220,7 +220,8 @@ def test_a_hidden_token_is_replaced_and_needs_a_mask_token(lm):
     assert answer["after"]["top"] == [[token, pytest.approx(p, rel=1e-4)] for token, p in same]
     assert answer["truth"] == lm.tokenizer.decode([ids[2]])
     with pytest.raises(DataError, match="first token cannot be hidden"):
-        answers(lm, masks.causal(), kind="fill-in", place=0)
+        answers(lm, masks.causal(), **first)
+    assert answers(lm, masks.causal(), reads="same", **first)["verdict"]["agrees"]
 
 
 def test_attached_the_widget_follows_its_mask_and_sentence_and_the_model_is_left_alone(lm):
@@ -314,8 +315,9 @@ def test_whatever_goes_wrong_is_one_sentence_and_the_worker_lives_on(lm, name, v
     assert p.wait(60) and "error" not in p.answer and p.verdict["number"] == p.asked
 
 
-def test_attach_refuses_a_model_without_a_tokenizer(lm):
+@pytest.mark.parametrize(("tokenizer", "reads"), [(True, "after"), (False, "before")])
+def test_attach_refuses_what_it_cannot_show(lm, tokenizer, reads):
     p = viz.playground("The cat sat")
-    with pytest.raises(MaskError, match="needs a tokenizer"):
-        p.attach(SimpleNamespace(model=lm.model, tokenizer=None, name="m"))
+    with pytest.raises(MaskError, match="before, same|needs a tokenizer"):
+        p.attach(SimpleNamespace(model=lm.model, tokenizer=lm.tokenizer if tokenizer else None, name="m"), reads=reads)
     assert p.model_name == "" and p.tokens == ["The", "cat", "sat"]

@@ -28,10 +28,10 @@ from labkit.decoder.anatomy import find_decoder
 from labkit.decoder.hooks import masked
 from labkit.decoder.limits import require_positions
 from labkit.decoder.running import Runner, evaluating, without_mlps
-from labkit.errors import DataError, MaskError
+from labkit.errors import DataError, MaskError, require_one_of
 from labkit.masks import Mask, self_for_empty_rows
 from labkit.objectives import logits_at
-from labkit.viz.mask_state import checked_tokens, dense_of
+from labkit.viz.mask_state import MOST_TOKENS, checked_tokens, dense_of
 
 BEST = 5  # predictions that are shown
 MOST_MAPPED = 256  # tokens up to which attention maps travel with the widget: two maps of 64 KB
@@ -45,16 +45,18 @@ class LiveModel:
     Args:
         lm: what `labkit.load` gives, with a tokenizer.
         before_layer: called before each layer computes; it may raise to end the answer.
+        reads: where a hidden token is read: "before" (MNTP and next-token models) or "same" (MLM).
     """
 
-    def __init__(self, lm: Any, before_layer: Callable[[], None]) -> None:
+    def __init__(self, lm: Any, before_layer: Callable[[], None], reads: str = "before") -> None:
         if lm.tokenizer is None:
             raise MaskError("the playground needs a tokenizer: attach a model that was loaded with one")
+        require_one_of("reads", reads, ("before", "same"), MaskError)
         shared = {id(tensor): tensor for tensor in (*lm.model.parameters(), *lm.model.buffers())}
         self.lm = SimpleNamespace(model=copy.deepcopy(lm.model, shared), tokenizer=lm.tokenizer, name=lm.name)
         self.decoder = find_decoder(self.lm.model)
         self.layers, self.heads = len(self.decoder.layers), int(self.decoder.config.num_attention_heads)
-        self._before_layer = before_layer
+        self._reads, self._before_layer = reads, before_layer
         for layer in self.decoder.layers:
             layer.register_forward_pre_hook(lambda *_: before_layer())
         self._next, self._verdict = lru_cache(KEPT)(self._probabilities), lru_cache(KEPT)(self._measured)
@@ -63,9 +65,9 @@ class LiveModel:
     def tokens(self, sentence: str) -> tuple[tuple[int, ...], list[str]]:
         """The ids of a sentence and each as text, special tokens that the tokenizer adds included."""
         ids = self.lm.tokenizer(sentence, verbose=False)["input_ids"] if sentence.strip() else []
-        tokens = checked_tokens(self._texts(ids))
-        require_positions(len(ids), self.decoder.config, refusal=MaskError, cure="give a shorter text")
-        return tuple(ids), tokens
+        if len(ids) <= MOST_TOKENS:  # more are refused below, whatever the model
+            require_positions(len(ids), self.decoder.config, refusal=MaskError, cure="give a shorter text")
+        return tuple(ids), checked_tokens(self._texts(ids))
 
     def _texts(self, ids) -> list[str]:
         return [self.lm.tokenizer.decode([i]) for i in ids]
@@ -105,7 +107,7 @@ class LiveModel:
         if kind == "next":
             right = ids[place + 1] if place + 1 < len(ids) else None
             return ids, place, right, f"Which token comes after {here}? Read at {here}."
-        at = place - 1  # as next-token and MNTP models predict it
+        at = place - int(self._reads == "before")
         if at < 0:
             raise DataError("the first token cannot be hidden: this model predicts it at the position before it")
         tokenizer = self.lm.tokenizer

@@ -109,7 +109,7 @@ class Playground(anywidget.AnyWidget):
         which, value = painted_cells(self.painted, n)
         return np.where(which, value, dense_of(mask_of(self.expression), n))
 
-    def attach(self, lm: Any) -> Playground:
+    def attach(self, lm: Any, *, reads: str = "before") -> Playground:
         """Let a model answer under the mask that is shown: its five likeliest tokens and one head's attention, before
         and after, and what was measured of the mask that is really in force. Returns the playground once the first
         answer is there.
@@ -119,11 +119,12 @@ class Playground(anywidget.AnyWidget):
 
         Args:
             lm: what `labkit.load` gives.
+            reads: where a hidden token is read, see `labkit.tasks.lm.fill_in`.
 
         Raises:
             MaskError: no tokenizer, or a sentence that is too long. ModelError: no decoder that labkit knows.
         """
-        live = LiveModel(lm, self._require_latest)
+        live = LiveModel(lm, self._require_latest, reads)
         live.tokens(self.sentence)  # MaskError before anything changes
         self._live = live
         with self._together():
@@ -134,6 +135,12 @@ class Playground(anywidget.AnyWidget):
             self.answer, self.attention, self.verdict = {}, {}, {}
         self.wait()
         return self
+
+    def close(self) -> None:
+        """Let the model's worker end, and take the widget off every page."""
+        self._answering = -1
+        self._worker.shutdown(wait=False, cancel_futures=True)
+        super().close()
 
     def wait(self, seconds: float | None = None) -> bool:
         """Block until the model has answered the latest question; False if that took longer than `seconds`."""
